@@ -1,4 +1,4 @@
-"""Edits of the state of a stopped native query: rows deleted, inserted or replaced at the head.
+"""Edits of the state of a stopped query: rows deleted, inserted or replaced at the head.
 
     gather(storage, edit)  ->  EditFacts  ->  plan(facts, edit)  ->  EditPlan  ->  execute(storage, plan)
     open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)

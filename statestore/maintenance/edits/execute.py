@@ -19,12 +19,14 @@ from statestore.loading.loaded import Restored
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.edits import changes
-from statestore.maintenance.edits.place import has_gone_on, put_in_place, remove_guards
+from statestore.maintenance.edits.own_rows import require_no_attempt
+from statestore.maintenance.edits.place import has_gone_on, is_edited, put_in_place, remove_guards
 from statestore.maintenance.edits.plans import EditPlan, StoreEdit
 from statestore.maintenance.rewrites.execute import require_as_planned
 from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, StoreStep, SwitchPhase
 from statestore.maintenance.switchover.commit import require_newest, require_snapshots, rewrite_commit
 from statestore.maintenance.switchover.rewrite import build, make_each
+from statestore.origin import Origin
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Ending, Made, RewriteKind
 
@@ -63,7 +65,7 @@ def execute(
         journal.note_cleared(storage, begun)
     still_held()
     if begun.to is Structure.V2:
-        rewrite_commit(storage, begun, planned.begun)
+        _rewrite_commit(storage, begun, planned)
     elif not has_gone_on(storage, begun):
         put_in_place(storage, begun, planned.strays, still_held)
     progress(Progress(phase=SwitchPhase.COMMIT))
@@ -76,6 +78,13 @@ def execute(
     journal.end(storage, begun, Ending.SWITCHED)
     progress(Progress(phase=SwitchPhase.ENDED))
     return begun
+
+
+def _rewrite_commit(storage: Storage, begun: Begun, planned: EditPlan) -> None:
+    """Rewrite the newest commit. Of an own root, require before that no job has attempted the next batch."""
+    if planned.origin is Origin.OWN and not has_gone_on(storage, begun) and not is_edited(storage, begun):
+        require_no_attempt(storage, begun.batch + 1, "the checkpoint keeps its old state")
+    rewrite_commit(storage, begun, planned.begun)
 
 
 def _require_clean(storage: Storage, policy: AuditPolicy | None) -> None:

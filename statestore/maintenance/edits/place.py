@@ -18,7 +18,7 @@ from statestore.errors import ObjectMissing
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.structure import Structure
-from statestore.maintenance.switchover.commit import again
+from statestore.maintenance.switchover.commit import again, new_commit
 from statestore.maintenance.switchover.commit import has_gone_on as has_gone_on_in_v2
 from statestore.maintenance.switchover.moves import move_to_quarantine, put_back
 from statestore.storage import Storage, read_or_none
@@ -81,6 +81,11 @@ def remove_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None
     for store in begun.built:
         still_held()
         move_to_quarantine(storage, begun.run, guard_path(begun, store))
+
+
+def is_edited(storage: Storage, begun: Begun) -> bool:
+    """Return whether the newest commit names the edited state, in structure V2."""
+    return read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
 
 
 def has_gone_on(storage: Storage, begun: Begun) -> bool:

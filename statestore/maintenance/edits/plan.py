@@ -10,6 +10,7 @@ from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
 from statestore.maintenance.edits.refusals import steps_of
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.switchover import SwitchoverFacts, local_bytes
+from statestore.origin import Origin
 
 
 def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: int = WORKERS) -> EditPlan:
@@ -23,12 +24,14 @@ def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: i
         if changed.keys() != half_done.begun.built.keys():
             refusals.append("the interrupted edit changes other stores: reverse it with --abort, then edit again")
         stores = [one for one in stores if one.step.store not in half_done.made]
-    header = spark.header if spark is not None and structure is Structure.V2 else ""
+    is_native_v2 = structure is Structure.V2 and stopped.origin is Origin.NATIVE
+    header = spark.header if spark is not None and is_native_v2 else ""
     steps = [one.step for one in stores]
     return EditPlan(
         edit=edit,
         batch=stopped.batch if half_done is None else half_done.begun.batch,
         structure=structure,
+        origin=stopped.origin,
         header=header,
         heads={one.store: one.head for one in stopped.stores},
         stores=tuple(stores),

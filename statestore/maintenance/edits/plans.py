@@ -14,6 +14,7 @@ from statestore.maintenance.edits.changes import StoreChanges
 from statestore.maintenance.edits.goal import Edit
 from statestore.maintenance.edits.selection import Selection
 from statestore.maintenance.switchover import StoreStep, SwitchoverFacts
+from statestore.origin import Origin
 from statestore.switch_journal import OpenJournal, RewriteKind
 
 SHOWN_ROWS = 20
@@ -58,6 +59,7 @@ class EditPlan:
     edit: Edit
     batch: int | None
     structure: Structure
+    origin: Origin = Origin.NATIVE
     header: str = ""
     heads: Mapping[StorePath, VersionId]
     stores: tuple[StoreEdit, ...] = ()

@@ -16,14 +16,18 @@ from statestore.switch_journal import OpenJournal, RewriteKind
 
 def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers: int) -> Iterator[str]:
     """Yield the reasons why the state of this checkpoint cannot be edited."""
-    if stopped.origin is Origin.OWN:
-        yield "the checkpoint is the state root of a job on `pipelines`; this release edits only native checkpoints"
-        return
     if stopped.batch is None:
         yield "no batch is committed yet: there is no state to edit"
         return
     if not stopped.stores:
         yield "the checkpoint has no state: there is nothing to edit"
+        return
+    if stopped.origin is Origin.OWN and stopped.structure is Structure.V1:
+        # In structure V1 the commit names the digest of a changelog, which the new snapshot does not have.
+        yield (
+            "the checkpoint is the state root of a job on `pipelines` in structure V1, which this release does not edit: "
+            "first run: statekeeper switch ROOT --to v2"
+        )
         return
     half_done = stopped.half_done
     if half_done is not None:
@@ -59,6 +63,11 @@ def _of_logs(stopped: SwitchoverFacts, batch: int) -> Iterator[str]:
         yield (
             f"{names.offsets(stopped.begun)} exists, but the newest commit is of batch {batch}: restore the missing "
             f"commits, or delete the offsets after batch {batch}"
+        )
+    if attempted := (*stopped.pending, *stopped.others):
+        yield (
+            f"{attempted[0]} is the record of an attempt at batch {batch + 1}, so the sink may already contain its rows: "
+            f"start the job until it commits batch {batch + 1}, then stop it"
         )
     if stopped.repartitions:
         yield (

@@ -8,7 +8,7 @@ So the stores and families of one operator stay consistent: an edit removes a ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -23,9 +23,12 @@ from statestore.format.names import StorePath
 from statestore.format.partition_keys import PartitionRule, key_hashes, partition_columns, partition_rules
 from statestore.format.plain_values import unique_names
 from statestore.format.row_encodings import RowEncoding
+from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.unsafe_row import encode_rows, normalise_keys
+from statestore.maintenance.edits import own_rows
 from statestore.maintenance.edits.goal import Edit
 from statestore.maintenance.edits.typed import typed_columns, typed_texts
+from statestore.origin import Origin
 
 Rules = Mapping[tuple[str, str | None], PartitionRule]
 """How the rows of an operator are partitioned, by store and family."""
@@ -47,6 +50,7 @@ class Selection:
 
     layouts   by store name
     rules     by store and family, for an operator with several of them; None for one plain store
+    hidden    the first columns of a key that a person does not name: the key group of an own root
     upserts   by store, the new value of each key
     """
 
@@ -54,6 +58,7 @@ class Selection:
     layouts: Mapping[str, Layout]
     rules: Rules | None = None
     wanted: tuple[Wanted, ...] = ()
+    hidden: int = 0
     upserts: Mapping[StorePath, Mapping[bytes, bytes]] = field(default_factory=dict)
 
     def deleted(self, store: StorePath, family: str | None, keys: Sequence[bytes]) -> list[bool]:
@@ -71,7 +76,7 @@ class Selection:
         of_family = self.layouts[store.store].families[family]
         decoded = decode_keys(keys, of_family, skip=0 if family is None else FAMILY_BYTES)
         if self.rules is None:
-            return _leaves(decoded)
+            return _leaves(decoded.select(range(self.hidden, decoded.num_columns)))
         return _leaves(partition_columns(decoded, self.rules[store.store, family]))
 
 
@@ -111,8 +116,14 @@ def _first(stores: Sequence[StorePath], name: str) -> StorePath:
 def _of_plain_store(contents: Contents, edit: Edit, found: Selection, stores: Sequence[StorePath]) -> Selection:
     [name] = found.layouts
     family = found.layouts[name].families[None]
-    schema = _leaves(family.key.empty_table()).schema
-    return replace(found, wanted=_wanted(edit, schema), upserts=_upserts(contents, edit, family, stores))
+    hidden = PREFIX_COLUMNS if contents.origin is Origin.OWN else 0
+    schema = _leaves(_visible(family.key, hidden).empty_table()).schema
+    upserts = _upserts(contents, edit, family, stores, hidden)
+    return replace(found, wanted=_wanted(edit, schema), upserts=upserts, hidden=hidden)
+
+
+def _visible(key: pa.Schema, hidden: int) -> pa.Schema:
+    return pa.schema(list(key)[hidden:])
 
 
 def _of_whole_keys(contents: Contents, edit: Edit, found: Selection) -> Selection:
@@ -160,11 +171,12 @@ def _wanted(edit: Edit, schema: pa.Schema) -> tuple[Wanted, ...]:
 
 
 def _upserts(
-    contents: Contents, edit: Edit, family: Family, stores: Sequence[StorePath]
+    contents: Contents, edit: Edit, family: Family, stores: Sequence[StorePath], hidden: int
 ) -> Mapping[StorePath, Mapping[bytes, bytes]]:
     if edit.upserts is None:
         return {}
-    schema = _row_schema(family)
+    key = _visible(family.key, hidden)
+    schema = _row_schema(key, family.value)
     rows = typed_columns(edit.upserts, schema, "the state")
     missing = [name for name in schema.names if name not in rows.schema.names]
     if missing:
@@ -173,21 +185,39 @@ def _upserts(
             f"nothing was changed",
             hint="to see the columns, run: statekeeper dump ROOT",
         )
-    count = len(family.key)
-    keys = pa.Table.from_arrays(rows.columns[:count], schema=family.key)
-    values = pa.Table.from_arrays(rows.columns[count:], schema=family.value)
+    keys = pa.Table.from_arrays(rows.columns[: len(key)], schema=key)
+    values = pa.Table.from_arrays(rows.columns[len(key) :], schema=family.value)
+    if contents.origin is Origin.OWN:
+        placed = list(own_rows.placed_rows(contents, min(stores), keys, values))
+    else:
+        placed = list(_placed(contents, family, stores, keys, values))
+    _require_unique([key for _, key, _ in placed])
+    found: dict[StorePath, dict[bytes, bytes]] = {}
+    for store, encoded_key, encoded_value in placed:
+        found.setdefault(store, {})[encoded_key] = encoded_value
+    return found
+
+
+def _placed(
+    contents: Contents, family: Family, stores: Sequence[StorePath], keys: pa.Table, values: pa.Table
+) -> Iterator[tuple[StorePath, bytes, bytes]]:
+    """Encode rows of a native query, and find the store of each by the rule of Spark."""
+    first = min(stores)
+    metadata = catalog.operator_at(contents.storage, first.operator, contents.batch)
+    rule = partition_rules(metadata.name if metadata else "", first, {None: family}, contents.conf)[None]
     encoding = RowEncoding(family, contents.conf.row_checksums)
     encoded_keys, encoded_values = encoding.encoded(_encoded(keys), encode_rows(values).to_pylist())
-    _require_unique(encoded_keys)
-    return _placed(contents, edit.operator, stores, encoded_keys, encoded_values)
+    places = partitions_of(key_hashes(encoded_keys, rule), len(stores)).tolist()
+    for place, encoded_key, encoded_value in zip(places, encoded_keys, encoded_values, strict=True):
+        yield replace(first, partition=place), encoded_key, encoded_value
 
 
-def _row_schema(family: Family) -> pa.Schema:
+def _row_schema(key: pa.Schema, value: pa.Schema) -> pa.Schema:
     """Return the columns of key and value. A value's column with the name of a key's column is named value.<name>."""
-    keys, values = unique_names(family.key.names), unique_names(family.value.names)
-    fields = [one.with_name(name) for one, name in zip(family.key, keys, strict=True)]
+    keys, values = unique_names(key.names), unique_names(value.names)
+    fields = [one.with_name(name) for one, name in zip(key, keys, strict=True)]
     fields += [
-        one.with_name(f"value.{name}" if name in keys else name) for one, name in zip(family.value, values, strict=True)
+        one.with_name(f"value.{name}" if name in keys else name) for one, name in zip(value, values, strict=True)
     ]
     return pa.schema(fields)
 
@@ -201,20 +231,6 @@ def _require_unique(keys: Sequence[bytes]) -> None:
                 hint="give each key once",
             )
         first[key] = row
-
-
-def _placed(
-    contents: Contents, operator: int, stores: Sequence[StorePath], keys: Sequence[bytes], values: Sequence[bytes]
-) -> Mapping[StorePath, Mapping[bytes, bytes]]:
-    metadata = catalog.operator_at(contents.storage, operator, contents.batch)
-    first = min(stores)
-    families = layout(contents, first).families
-    rule = partition_rules(metadata.name if metadata else "", first, families, contents.conf)[None]
-    found: dict[StorePath, dict[bytes, bytes]] = {}
-    places = partitions_of(key_hashes(keys, rule), len(stores)).tolist()
-    for place, key, value in zip(places, keys, values, strict=True):
-        found.setdefault(replace(first, partition=place), {})[key] = value
-    return found
 
 
 def _encoded(columns: pa.Table) -> list[bytes]:

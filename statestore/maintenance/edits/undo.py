@@ -14,8 +14,10 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.maintenance import quarantine, snapshot
+from statestore.maintenance.edits.own_rows import require_no_attempt
 from statestore.maintenance.edits.place import guard_path
 from statestore.maintenance.switchover.commit import new_commit
+from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
 
@@ -45,6 +47,8 @@ def require_reversible(storage: Storage, run: str) -> OpenJournal:
             path=names.commits(begun.batch if batch is None else batch),
             hint=f"to return to the batch before the edit, run: statekeeper rewind ROOT --to-batch {begun.batch - 1}",
         )
+    if origin_of(storage) is Origin.OWN:
+        require_no_attempt(storage, batch + 1, _STAYS)
     _require_old_versions(storage, begun)
     return newest
 

@@ -1,4 +1,4 @@
-"""Plans, executes and reverses the edits of native state."""
+"""Plans, executes and reverses the edits of the state of a query."""
 
 from __future__ import annotations
 

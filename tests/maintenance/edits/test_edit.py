@@ -349,11 +349,11 @@ def test_an_edit_needs_the_confirmation_that_the_query_is_stopped(tmp_path: Path
     assert contents(open_storage(str(checkpoint))) == files
 
 
-def test_own_state_roots_and_too_little_disk_block_the_edit(tmp_path: Path) -> None:
+def test_own_state_roots_in_structure_v1_and_too_little_disk_block_the_edit(tmp_path: Path) -> None:
     facts = edits.gather(
         opened(V1, tmp_path), POISON, FOR_SPARK, scratch=tmp_path, clock=SystemClock(), ids=RandomIds()
     )
     [own] = refusals(replace(facts.stopped, origin=Origin.OWN), POISON, FOR_SPARK, 1)
-    assert "only native checkpoints" in own
+    assert "statekeeper switch ROOT --to v2" in own
     [full] = refusals(replace(facts.stopped, free_bytes=10), POISON, FOR_SPARK, 1)
     assert "10 are free" in full
