@@ -25,6 +25,7 @@ from statestore.maintenance import audit
 from statestore.maintenance.audit.findings import FindingKind
 from statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped, expected, shown
+from tests.support.edited_keys import a_key_of, leaves, without_key
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import NativeQuery
 from tests.support.savepoints import rows_of, saved
@@ -124,6 +125,19 @@ def convert(query: NativeQuery, structure: Structure, scratch: Path, *options: s
     batch = catalog.newest_batch(open_storage(query.root))
     assert batch is not None
     return batch
+
+
+def delete_a_key(query: NativeQuery, scratch: Path, *options: str) -> str:
+    """Delete a key of the state. Check that only its rows are gone, and return the id of the run."""
+    chosen = a_key_of(query.checkpoint)
+    assert chosen is not None
+    operator, key = chosen
+    expected = without_key(dumped(query.root), operator, key)
+    goal = [text for name, value in leaves(key).items() for text in ("--delete", f"{name}={value}")]
+    given = ("--operator", str(operator), *goal, "--apply", "--confirm-stopped", "--scratch", str(scratch))
+    told = statekeeper("edit", query.root, *given, *options)
+    assert dumped(query.root) == expected
+    return told.split("--undo ")[1].split()[0]
 
 
 def without(outputs: Mapping[int, Counter[str]], appended: int) -> dict[int, Counter[str]]:

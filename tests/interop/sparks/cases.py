@@ -40,6 +40,7 @@ _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators"
 _PARTITIONS = 3
 _ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
 
+_WITHOUT_KEYS = ("aggregation of all rows", "limit")
 _PREFIX_COLUMNS = {"sessions": 1}
 _TOLD_OF_4_0 = frozenset({FindingKind.SNAPSHOT_OF_SPARK_4_0})
 
@@ -55,6 +56,7 @@ class Kind(Enum):
     CLONE = "goes on from a clone"
     RESCALE = "continues with other partitions after a rescale"
     CONVERT = "continues with RocksDB after a conversion from the default provider"
+    EDIT = "continues after a key is deleted, and as before after the undo"
     REWIND = "writes the same batches again after a rewind"
 
 
@@ -102,6 +104,8 @@ def all_cases() -> Iterator[Case]:
                 yield Case(group, Kind.CLONE, minor)
                 yield Case(group, Kind.REWIND, minor)
                 yield Case(group, Kind.RESCALE, minor)
+                if operator not in _WITHOUT_KEYS:
+                    yield Case(group, Kind.EDIT, minor)
                 if operator not in _ONLY_ROCKSDB:
                     yield Case(replace(group, provider=Provider.HDFS_BACKED.value), Kind.CONVERT, minor)
                 if operator in _REPARTITIONED and minor >= "4.2":
@@ -144,6 +148,7 @@ class Origin:
             Kind.REWIND: self._rewind,
             Kind.RESCALE: self._rescale,
             Kind.CONVERT: self._convert,
+            Kind.EDIT: self._edit,
         }[case.kind](case.to)
 
     def _restart(self, to: str) -> None:
@@ -274,6 +279,23 @@ class Origin:
         assert oracle.state() == self.twin.end
         twins.take_wrong_snapshots(self.query, self.folder, *options)
         assert oracle.state() != self.twin.end
+
+    def _edit(self, to: str) -> None:
+        """Delete a key in the middle, which the comparison must detect. Spark continues from the edited state; after the
+        undo, it continues as the twin does."""
+        oracle = self._oracle(to)
+        run = twins.delete_a_key(self.query, self.folder, *self._for_spark(to))
+        self._is_clean()
+        twins.dump_is_what_spark_shows(self.query, oracle)
+        assert oracle.state() != self.twin.middle
+        self.query.saved("edited")
+        self.query.run(2)
+        self._is_clean()
+        twins.dump_is_what_spark_shows(self.query, oracle)
+        self.query.restored("edited")
+        twins.statekeeper("edit", self.query.root, "--undo", run, "--confirm-stopped")
+        self._is_clean()
+        self._goes_on(to)
 
     def _for_spark(self, to: str) -> list[str]:
         """The options of a snapshot: a checkpoint does not show whether it is of 4.0 or 4.1, and their snapshots differ."""

@@ -6,27 +6,25 @@ import datetime as dt
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from statestore import catalog, switch_journal
 from statestore.clock import RandomIds, SystemClock
-from statestore.contents import contents_at
 from statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
 from statestore.format import names
 from statestore.format.names import VersionId
-from statestore.format.partition_keys import partition_columns
 from statestore.maintenance import audit, edits
 from statestore.maintenance.edits import Edit
 from statestore.maintenance.edits.refusals import refusals
 from statestore.origin import Origin
 from statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
+from tests.support.edited_keys import a_key_of, leaves, without_key
 from tests.support.edits import FOR_SPARK, apply, goal, planned, rows, table, undo
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
-from tests.support.placed_rows import placed_rows, rules_of
+from tests.support.placed_rows import placed_rows
 from tests.support.switching import WRITES, contents
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
@@ -44,42 +42,6 @@ def opened(archive: Path, folder: Path) -> Storage:
     return open_storage(str(unpacked(archive, folder)))
 
 
-def grouping_key(key: dict[str, Any], names_of_key: set[str]) -> dict[str, Any]:
-    """Find the columns of the grouping key at any depth of a key, as dump shows it."""
-    found = {name: value for name, value in key.items() if name in names_of_key}
-    for value in key.values():
-        if isinstance(value, dict):
-            found.update(grouping_key(value, names_of_key))
-    return found
-
-
-def a_key_of(checkpoint: Path) -> tuple[int, dict[str, Any]] | None:
-    """Return an operator with a grouping key, and one of its keys; None if all operators have one row."""
-    found = contents_at(open_storage(str(checkpoint)))
-    assert found is not None
-    by_operator: dict[int, set[str]] = {}
-    for store in sorted(found.stores):
-        if store.operator not in by_operator:
-            rule = next(iter(rules_of(found, store).values()))
-            by_operator[store.operator] = set(partition_columns(rule.layout.key.empty_table(), rule).schema.names)
-    for row in dumped(checkpoint):
-        operator = int(row["store"].split("/")[1])
-        wanted = grouping_key(row["key"], by_operator[operator])
-        if wanted and None not in wanted.values():
-            return operator, wanted
-    return None
-
-
-def leaves(key: dict[str, Any], beginning: str = "") -> dict[str, str]:
-    found = {}
-    for name, value in key.items():
-        if isinstance(value, dict):
-            found.update(leaves(value, f"{beginning}{name}."))
-        else:
-            found[beginning + name] = str(value)
-    return found
-
-
 @pytest.mark.parametrize("archive", CHECKPOINTS, ids=lambda one: one.stem.removeprefix("spark-4.2.0-"))
 def test_the_deleted_key_is_gone_and_only_this_key(archive: Path, tmp_path: Path) -> None:
     checkpoint = unpacked(archive, tmp_path)
@@ -91,11 +53,7 @@ def test_the_deleted_key_is_gone_and_only_this_key(archive: Path, tmp_path: Path
     operator, key = chosen
     before = dumped(checkpoint)
     run = apply(storage, goal(operator, **leaves(key)), tmp_path)
-    expected = [
-        row
-        for row in before
-        if int(row["store"].split("/")[1]) != operator or grouping_key(row["key"], set(key)) != key
-    ]
+    expected = without_key(before, operator, key)
     assert len(expected) < len(before)
     assert dumped(checkpoint) == expected
     assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
