@@ -178,6 +178,8 @@ def _upserts(
     key = _visible(family.key, hidden)
     schema = _row_schema(key, family.value)
     rows = typed_columns(edit.upserts, schema, "the state")
+    for field_of_nulls in (one for one in schema if pa.types.is_null(one.type) and one.name not in rows.schema.names):
+        rows = rows.append_column(field_of_nulls, pa.nulls(rows.num_rows))
     missing = [name for name in schema.names if name not in rows.schema.names]
     if missing:
         raise SchemaMismatch(
@@ -185,6 +187,7 @@ def _upserts(
             f"nothing was changed",
             hint="to see the columns, run: statekeeper dump ROOT",
         )
+    rows = rows.select(schema.names)
     keys = pa.Table.from_arrays(rows.columns[: len(key)], schema=key)
     values = pa.Table.from_arrays(rows.columns[len(key) :], schema=family.value)
     if contents.origin is Origin.OWN:
@@ -206,10 +209,19 @@ def _placed(
     metadata = catalog.operator_at(contents.storage, first.operator, contents.batch)
     rule = partition_rules(metadata.name if metadata else "", first, {None: family}, contents.conf)[None]
     encoding = RowEncoding(family, contents.conf.row_checksums)
-    encoded_keys, encoded_values = encoding.encoded(_encoded(keys), encode_rows(values).to_pylist())
+    encoded_keys, encoded_values = encoding.encoded(
+        _encoded(keys), encode_rows(_with_longs_for_nulls(values)).to_pylist()
+    )
     places = partitions_of(key_hashes(encoded_keys, rule), len(stores)).tolist()
     for place, encoded_key, encoded_value in zip(places, encoded_keys, encoded_values, strict=True):
         yield replace(first, partition=place), encoded_key, encoded_value
+
+
+def _with_longs_for_nulls(values: pa.Table) -> pa.Table:
+    """Give the columns of type null, such as the only value of dropDuplicates, a type whose nulls Spark encodes in the
+    same way: a bit, and eight bytes of zeros."""
+    fields = [one.with_type(pa.int64()) if pa.types.is_null(one.type) else one for one in values.schema]
+    return values.cast(pa.schema(fields))
 
 
 def _row_schema(key: pa.Schema, value: pa.Schema) -> pa.Schema:

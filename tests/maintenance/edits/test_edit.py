@@ -18,11 +18,12 @@ from statestore.format.names import VersionId
 from statestore.maintenance import audit, edits
 from statestore.maintenance.edits import Edit
 from statestore.maintenance.edits.refusals import refusals
+from statestore.maintenance.edits.tables import read_table
 from statestore.origin import Origin
 from statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
 from tests.support.edited_keys import a_key_of, leaves, without_key
-from tests.support.edits import FOR_SPARK, apply, goal, planned, rows, table, undo
+from tests.support.edits import FOR_SPARK, apply, goal, planned, row_table, rows, table, undo
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows
 from tests.support.switching import WRITES, contents
@@ -315,3 +316,24 @@ def test_own_state_roots_in_structure_v1_and_too_little_disk_block_the_edit(tmp_
     assert "statekeeper switch ROOT --to v2" in own
     [full] = refusals(replace(facts.stopped, free_bytes=10), POISON, FOR_SPARK, 1)
     assert "10 are free" in full
+
+
+PLAIN = ["v1-aggregation", "v2-aggregation", "v1-windows-lzf", "v2-sessions-snappy", "v2-a-zip-for-each-version"]
+ON_DEFAULT_PROVIDER = ["hdfs-dropDuplicates-zstd", "hdfs-dropDuplicatesWithinWatermark"]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *ON_DEFAULT_PROVIDER])
+def test_an_upsert_of_all_rows_of_the_state_changes_no_byte(name: str, tmp_path: Path) -> None:
+    checkpoint = unpacked(V1.with_name(f"spark-4.2.0-{name}.zip"), tmp_path)
+    if name in ON_DEFAULT_PROVIDER:
+        statekeeper("convert", str(checkpoint), "--to", "rocksdb", *APPLY, "--scratch", str(tmp_path / "scratch"))
+    storage, found = open_storage(str(checkpoint)), dumped(checkpoint)
+    upserts = read_table(row_table(tmp_path / "rows.parquet", found))
+    assert planned(storage, Edit(operator=0, upserts=upserts), tmp_path / "scratch").is_there
+    column = upserts.schema.names[0]
+    if name in ON_DEFAULT_PROVIDER:
+        upserts = upserts.drop_columns([one for one in upserts.schema.names if one == "__dummy__"])
+    new = pa.table({**{one: upserts.column(one)[:1] for one in upserts.schema.names}, column: ["no such key"]})
+    if column == "k":
+        plan = planned(storage, Edit(operator=0, upserts=new), tmp_path / "scratch")
+        assert {change.value: count for change, count in plan.totals.items() if count} == {"added": 1}
