@@ -337,3 +337,26 @@ def test_an_upsert_of_all_rows_of_the_state_changes_no_byte(name: str, tmp_path:
     if column == "k":
         plan = planned(storage, Edit(operator=0, upserts=new), tmp_path / "scratch")
         assert {change.value: count for change, count in plan.totals.items() if count} == {"added": 1}
+
+
+@pytest.mark.parametrize(("name", "column"), [("v2-join-3", "field0"), ("v2-transformWithState", "k")])
+def test_the_command_deletes_a_whole_key_of_an_operator_with_several_stores_and_rejects_an_upsert(
+    name: str, column: str, tmp_path: Path
+) -> None:
+    checkpoint = unpacked(V1.with_name(f"spark-4.2.0-{name}.zip"), tmp_path)
+    options = ("edit", str(checkpoint), "--operator", "0")
+    key = a_key_of(checkpoint)
+    assert key is not None
+    [(found, value)] = leaves(key[1]).items()
+    assert found == column
+    files = contents(open_storage(str(checkpoint)))
+    upsert = table(tmp_path / "rows.parquet", {column: [value]})
+    told = " ".join(statekeeper(*options, "--upsert", upsert, *APPLY, exit_code=13).split())
+    assert "keeps a key in several stores or column families" in told
+    assert "only --delete and --delete-keys work on this operator" in told
+    told = " ".join(statekeeper(*options, "--delete", "index=1", *APPLY, exit_code=13).split())
+    assert f"give all of these columns and no other: {column}" in told
+    assert contents(open_storage(str(checkpoint))) == files
+    statekeeper(*options, "--delete", f"{column}={value}", *APPLY, "--scratch", str(tmp_path / "scratch"))
+    assert not any(f'"{value}"' in row for row in rows(checkpoint))
+    clean(open_storage(str(checkpoint)), tmp_path)
