@@ -72,7 +72,7 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="Insert the rows of this table, or replace the rows with the same keys. It has all columns of key and value.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted edit.")
-@click.option("--abort", is_flag=True, help="Reverse an interrupted edit. It needs no --apply.")
+@click.option("--abort", is_flag=True, help="Reverse an interrupted edit. Runs immediately, without --apply.")
 @click.option(
     "--undo",
     metavar="RUN",
@@ -201,7 +201,7 @@ def _print_plan(console: Console, planned: EditPlan) -> None:
 
 
 def _print_rows(console: Console, planned: EditPlan) -> None:
-    table = tables.table(f"the first {len(planned.first):,} changed rows", "store", "family", *_CELLS)
+    table = tables.table(f"the first changed rows ({len(planned.first):,})", "store", "family", *_CELLS)
     for store, row in planned.first:
         record = records.of_difference(store, row)
         tables.add(table, str(store), row.family or "-", *(cell(record[name] or "-") for name in _CELLS))
