@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from pipelines.emergency import EMERGENCY_CHANGELOGS
 from statestore.engine.sweep import SweepLimits
@@ -21,6 +21,7 @@ class Host:
     """
 
     local_folder: str
+    _: KW_ONLY
     limits: StoreLimits = field(default_factory=StoreLimits)
     quota_bytes: int = SweepLimits.quota_bytes
     unused_seconds: float = SweepLimits.unused_seconds

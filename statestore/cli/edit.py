@@ -107,9 +107,9 @@ def edit(
     each changed store by a new snapshot, reads it back and compares all rows. The query continues from there. If the next
     batch has begun already, Spark runs this batch again on the edited state.
 
-    An operator with one store, such as an aggregation: --delete names any columns of the key. A stream-stream join and
-    transformWithState: --delete names all columns of the grouping key, and edit deletes the key from all stores and column
-    families of the operator.
+    For an operator with one store, such as an aggregation, give one or more columns of the key with --delete. For a
+    stream-stream join or transformWithState, give all columns of the grouping key: edit deletes the key from all stores and
+    column families of the operator.
     """
     given = bool(texts or delete_keys or upsert)
     if (abort + (undo is not None) + given != 1) or (apply and not given) or (given and operator is None):

@@ -69,8 +69,8 @@ from statestore.redaction import printable
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Allow --apply although the audit reports errors. gc lists the errors, and the versions that cannot be loaded "
-    "before and after the deletion. Without --apply, gc only shows these lists.",
+    help="Allow --apply although the audit reports errors. gc lists the errors, the versions that cannot be loaded "
+    "now, and the versions that cannot be loaded after the deletion. Without --apply, gc only shows these lists.",
 )
 @scratch_option
 @workers_option

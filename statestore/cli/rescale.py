@@ -60,8 +60,8 @@ def rescale(
     new partition, reads it back and compares all rows. Then it appends one batch without rows to the offset log and the
     commit log. The query continues after this batch with the new number of partitions.
 
-    The state root of a Python job gets no batch: its newest commit and its binding are rewritten. The job continues with
-    the new number, whatever `partitions` it passes to `start`.
+    For the state root of a Python job, rescale appends no batch. It rewrites the newest commit and the record of the number
+    of partitions. The job continues with the new number, whatever `partitions` it passes to `start`.
 
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
 

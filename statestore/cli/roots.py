@@ -104,8 +104,8 @@ def _roots_options(command: Callable[..., None]) -> Callable[..., None]:
         "--all",
         "all_roots",
         is_flag=True,
-        help="Use all checkpoints that statekeeper.toml configures: all roots, and all checkpoints in the parent folders. "
-        "Give either ROOT or --all.",
+        help="Use all checkpoints that statekeeper.toml configures: those in [roots], and those below the folders in "
+        "[parents]. Give either ROOT or --all.",
     )(command)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
     return argument(endpoint_option(command))

@@ -51,7 +51,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "take_all",
     is_flag=True,
     help="Take a snapshot of every store, also of stores with short tails. Stores are skipped if a new snapshot would not "
-    "shorten their tail. The query may be running.",
+    "shorten their tail. The query may be running. In structure V1, the snapshots of a native query are two batches behind "
+    "its head.",
 )
 @click.option(
     "--at-head",

@@ -26,9 +26,9 @@ def roll_back(
     if opened.is_cleared and has_gone_on(storage, begun):
         newest = catalog.newest_batch(storage)
         raise RefusedAsUnsafe(
-            f"the query has continued on the edited state and committed batch {newest}, so the edit cannot be reversed",
+            f"the query has committed batch {newest} on the edited state, so the edit cannot be reversed",
             path=names.commits(newest or 0),
-            hint=f"to finish the edit, run: {begun.finishing}",
+            hint=f"to record that the edit is complete, run: {begun.finishing}",
         )
     still_held()
     if begun.to is Structure.V2:

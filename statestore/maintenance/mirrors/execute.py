@@ -29,7 +29,7 @@ def begin(destination: Storage, planned: MirrorPlan) -> None:
         raise DestinationNotEmpty(
             "another process has begun a mirror here; nothing was written",
             path=destination.url,
-            hint="choose an empty destination, or run the command again after the other process",
+            hint="choose an empty destination, or wait until the other process has ended and run this command again",
         ) from error
 
 

@@ -174,7 +174,7 @@ def execute(
 def _require_expected(action: TakeSnapshot, digest: str | None, expected: str | None) -> None:
     if expected is not None and digest != expected:
         raise CorruptFile(
-            f"would have other rows than planned: digest {digest}, expected {expected}; it was not published",
+            f"does not have the rows that were planned: digest {digest}, expected {expected}; it was not written",
             path=action.path,
             hint="report this error",
         )
