@@ -127,7 +127,7 @@ class StateRoot:
             return Done()
         if self._head is not None and batch <= self._head:
             raise RootLost(
-                f"batch {batch} is not in the commit log, but batch {self._head} is; the batch was not started",
+                f"batch {batch} is not in the commit log, but batch {self._head} is; no new batch was started",
                 path=names.commits(batch),
                 hint="restore the commit log of the root from a backup, or roll back to the batch before the gap",
             )
@@ -268,7 +268,7 @@ class StateRoot:
             held = logs.parse_offsets(self.storage.read(path), path)
         except ObjectMissing as error:
             raise RootLost(
-                f"is missing, but batch {batch} is committed; the batch was not started",
+                f"is missing, but batch {batch} is committed; no new batch was started",
                 path=path,
                 hint="restore the root from a backup",
             ) from error

@@ -93,7 +93,7 @@ def rewind(
 ) -> None:
     """Show the plan to roll a stopped query back to an earlier batch; with --apply, roll it back.
 
-    First, rewind restores each store at that batch below --scratch. This proves that the state can be loaded.
+    First, rewind restores the state of that batch into the directory --scratch. This proves that the state can be loaded.
 
     After a rewind, the query reads the input of the later batches again. The plan lists the data that the sources must
     still have, for example offsets of Kafka topics.

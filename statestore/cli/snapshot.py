@@ -100,8 +100,8 @@ def snapshot(
     """Take snapshots of the stores with long tails.
 
     A tail is the changelogs after the newest snapshot: a restart replays them. A store gets a snapshot if its tail has many
-    changelogs (--changelogs), or if the predicted replay time is at least 10 s. To change this time, set `restore` in
-    statekeeper.toml.
+    changelogs (--changelogs), or if the predicted replay time of this tail is at least 10 s. To change this limit, set
+    `restore` in statekeeper.toml. The limit for all tails together is --restore-target.
 
     This verb only adds files, so it runs immediately, without --apply. The store with the longest tail comes first. If one
     store fails, the others continue.
