@@ -74,8 +74,8 @@ def clone(
     DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
     the same command with the same --batch to complete the clone.
 
-    In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
-    stop the query and add --confirm-stopped. For a job with Statekeeper's operator, this is not necessary.
+    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    batches. To copy one of these batches, stop the query and add --confirm-stopped.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")

@@ -345,8 +345,8 @@ copy_location_option = click.option(
     "derived from DESTINATION. Required to copy from other storage to webhdfs://.",
 )
 BATCH_DEFAULT = (
-    "Default: the newest batch. Exception: in structure V1 without --confirm-stopped, the default is the newest batch "
-    "minus 2."
+    "Default: the newest batch. Exception: for a Spark query without Statekeeper's operator in structure V1, the default "
+    "without --confirm-stopped is the newest batch minus 2."
 )
 """The default of --batch of the verbs that copy. It does not apply to a job with Statekeeper's operator in structure V1."""
 

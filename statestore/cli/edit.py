@@ -69,7 +69,8 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @click.option(
     "--upsert",
     metavar="TABLE",
-    help="Insert the rows of this table, or replace the rows with the same keys. It has all columns of key and value.",
+    help="Insert the rows of this table, or replace the rows with the same keys. The table must have all columns of key "
+    "and value.",
 )
 @click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted edit.")
 @click.option("--abort", is_flag=True, help="Reverse an interrupted edit. Runs immediately, without --apply.")

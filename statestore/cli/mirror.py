@@ -69,9 +69,8 @@ def mirror(
 
     Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
 
-    In structure V1, the mirror stays two batches behind the source, because a running query can overwrite the changelogs of
-    its two newest batches. To copy these batches, stop the query and add --confirm-stopped. For a job with Statekeeper's
-    operator, this is not necessary.
+    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    batches. So its mirror stays two batches behind. To copy these batches, stop the query and add --confirm-stopped.
     """
     by = this_process()
     if destination is None and root.mirror is None:

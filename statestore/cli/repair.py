@@ -53,8 +53,8 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
     "from ROOT. Required if repair cannot derive it, for example after a copy from S3 to HDFS.",
 )
 @for_spark_option(
-    "Repair then also rewrites the headers of the snapshots that this release cannot read. Without this option, repair "
-    "rewrites no header. Required if the checkpoint has snapshots of Spark 4.0 in structure V2."
+    "Repair then also rewrites the headers of the snapshots that this release cannot read. Required if the checkpoint has "
+    "snapshots of Spark 4.0 in structure V2. For other checkpoints, the option is optional."
 )
 @scratch_option
 @stopped_option("Required for --apply and --undo.")

@@ -126,8 +126,8 @@ def savepoint(
     collection of the source does not delete it. DESTINATION must be empty. This verb only adds files, so it runs
     immediately, without --apply. If it is interrupted, run the same command with the same --batch to complete it.
 
-    In structure V1, a running query can overwrite the changelogs of its two newest batches. To copy one of these batches,
-    stop the query and add --confirm-stopped. For a job with Statekeeper's operator, this is not necessary.
+    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    batches. To copy one of these batches, stop the query and add --confirm-stopped.
 
     --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT
     does not contain the new savepoint. For such a savepoint, use its own location as ROOT:

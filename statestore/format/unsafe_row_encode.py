@@ -84,7 +84,8 @@ def rows(columns: list[pa.Array], fields: list[pa.Field], head: Bytes, path: str
     if cursor.size and cursor.max() > LARGEST_ROW_BYTES:
         where = path.removesuffix(".") or "all columns together"
         raise UnsupportedType(
-            f"a row of {where} takes {cursor.max():,} bytes and cannot be stored", hint="Spark reads rows below 2 GiB"
+            f"a row of {where} takes {cursor.max():,} bytes and cannot be stored",
+            hint="make the row smaller: Spark can only read rows below 2 GiB",
         )
     front = np.concatenate([head, fixed.view(np.uint8)], axis=1) if head.shape[1] else fixed.view(np.uint8)
     return join([Ragged.of_equal_length(front), *bodies])
