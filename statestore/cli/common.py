@@ -318,7 +318,8 @@ def stopped_option(required: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 stopped_for_copy_option = stopped_option(
-    "Required only to copy one of the two newest batches of a Spark query in structure V1."
+    "Required only to copy one of the two newest batches of a Spark query without Statekeeper's "
+    "operator in structure V1."
 )
 
 
@@ -342,7 +343,7 @@ copy_location_option = click.option(
     metavar="URL",
     help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only operators with column "
     "families need it, such as transformWithState, because their metadata contains the URL of the checkpoint. Default: "
-    "derived from DESTINATION. Required to copy from other storage to webhdfs://.",
+    "derived from DESTINATION. If only DESTINATION is on webhdfs://, such a query requires this option.",
 )
 BATCH_DEFAULT = (
     "Default: the newest batch. Exception: for a Spark query without Statekeeper's operator in structure V1, the default "

@@ -57,8 +57,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, this requires "
-    "a stopped query. For a job with Statekeeper's operator, the query may be running.",
+    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, a Spark query "
+    "without Statekeeper's operator must be stopped. Every other query may be running.",
 )
 @stopped_option("Required for --at-head in structure V1, except for a job with Statekeeper's operator.")
 @for_spark_of_checkpoint_option
@@ -74,8 +74,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, stores with "
-    "shorter tails also get snapshots until the total is within the maximum. Default: the time in statekeeper.toml, "
+    help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, stores whose "
+    "tails are below the other limits also get snapshots, the longest tail first, until the total is within the maximum. "
+    "Default: the time in statekeeper.toml, "
     "otherwise no maximum.",
 )
 @scratch_option

@@ -32,9 +32,10 @@ def require_stopped(storage: Storage, *, confirmed: bool, clock: Clock, seconds:
     changed = sorted(_files(storage) ^ before, key=lambda entry: entry.path)
     if changed:
         raise RefusedAsUnsafe(
-            f"changed within {seconds:g} s: the query or another maintainer is running; this command changed nothing",
+            f"changed while this command watched the checkpoint for {seconds:g} s: the query or another maintainer is "
+            "running; this command changed nothing",
             path=changed[0].path,
-            hint="stop the query, verify that its application has ended, and run this command again",
+            hint="stop the query and the other maintainer, verify that both have ended, and run this command again",
         )
 
 

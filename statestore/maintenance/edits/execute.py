@@ -92,9 +92,9 @@ def _require_clean(storage: Storage, policy: AuditPolicy | None) -> None:
     breaks = [finding for finding in found.breaks if finding.kind is not FindingKind.HALF_SWITCHED]
     if breaks:
         raise RefusedAsUnsafe(
-            f"the state is edited, but the audit reports: {breaks[0].file} {breaks[0].problem}",
+            f"the edit is written but not completed, because the audit reports: {breaks[0].file} {breaks[0].problem}",
             path=storage.url,
-            hint="do not start the query; reverse the edit with --abort",
+            hint="do not start the query. Reverse the edit: statekeeper edit ROOT --abort --confirm-stopped",
         )
 
 
