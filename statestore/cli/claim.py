@@ -57,8 +57,7 @@ def claim(
 ) -> None:
     """Show which query would become the owner of a state root; with --apply, make it the owner.
 
-    ROOT is the state root of a job that uses Statekeeper's operator (Python package `pipelines`). The checkpoint of a Spark
-    query without this operator has no owner.
+    ROOT is the state root of a job on pipelines. The checkpoint of a native query has no owner.
 
     Use this verb if the checkpoint of the job is lost, or if a query with another id must continue with this state. Stop
     the job first. Name the new owner with --checkpoint or with --query-id.

@@ -72,9 +72,9 @@ def clone(
     needs to start after this batch.
 
     DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
-    the same command with the same --batch to complete the clone.
+    the same command again. If the query has committed batches since, the error names the --batch to add.
 
-    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.
     """
     if query_id is not None and not names.is_checkpoint_id(query_id):

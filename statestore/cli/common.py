@@ -293,7 +293,7 @@ def mode_option(required: str) -> Callable[[Callable[..., None]], Callable[..., 
         type=click.Choice([mode.value for mode in Mode]),
         help="Allowed changes: none (observe), new files only (snapshots), or new files and deletions (full). "
         f"{required} Default: the mode of ROOT in statekeeper.toml. Without such a mode, the default is full for a job "
-        "with Statekeeper's operator and observe for any other Spark query.",
+        "on pipelines and observe for a native query.",
     )
 
 
@@ -318,8 +318,7 @@ def stopped_option(required: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 stopped_for_copy_option = stopped_option(
-    "Required only to copy one of the two newest batches of a Spark query without Statekeeper's "
-    "operator in structure V1."
+    "Required only to copy one of the two newest batches of a native query in structure V1."
 )
 
 
@@ -343,13 +342,13 @@ copy_location_option = click.option(
     metavar="URL",
     help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only operators with column "
     "families need it, such as transformWithState, because their metadata contains the URL of the checkpoint. Default: "
-    "derived from DESTINATION. If only DESTINATION is on webhdfs://, such a query requires this option.",
+    "derived from DESTINATION. Required for these operators if DESTINATION is on webhdfs:// and ROOT is not.",
 )
 BATCH_DEFAULT = (
-    "Default: the newest batch. Exception: for a Spark query without Statekeeper's operator in structure V1, the default "
-    "without --confirm-stopped is the newest batch minus 2."
+    "Default: the newest batch. Exception: for a native query in structure V1, the default without "
+    "--confirm-stopped is the newest batch minus 2."
 )
-"""The default of --batch of the verbs that copy. It does not apply to a job with Statekeeper's operator in structure V1."""
+"""The default of --batch of the verbs that copy. The exception does not apply to a job on `pipelines`."""
 
 scratch_option = click.option(
     "--scratch",

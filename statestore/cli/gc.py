@@ -61,11 +61,11 @@ from statestore.redaction import printable
     "--orphans",
     "everything",
     is_flag=True,
-    help="Find more orphans: files that no committed version can reach. For a job with Statekeeper's operator, gc then "
+    help="Find more orphans: files that no committed version can reach. For a job on pipelines, gc then "
     "also examines the stores without changes since the last gc, and aborts S3 uploads that are older than one day. For "
-    "any other Spark query, gc then also deletes SST files that no snapshot references. This requires --confirm-stopped.",
+    "a native query, gc then also deletes SST files that no snapshot references. This requires --confirm-stopped.",
 )
-@stopped_option("Used only with --orphans, for a query without Statekeeper's operator.")
+@stopped_option("Used only with --orphans, for a native query.")
 @click.option(
     "--accept-loss",
     is_flag=True,

@@ -41,8 +41,11 @@ def main(config: Path | None) -> None:
 
     --undo, --abort and lease --break also run immediately. All other verbs only read.
 
-    The mode of ROOT also limits the changes. For a Spark query without Statekeeper's operator, the default mode is observe:
-    snapshot and gc --apply are rejected unless you add --mode.
+    A native query uses Spark's own stateful operators. A job on pipelines is a PySpark job that uses the stateful operator
+    of Statekeeper's Python package pipelines.
+
+    The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot and gc --apply are
+    rejected unless you add --mode.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
     another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

@@ -69,7 +69,7 @@ def mirror(
 
     Default of DESTINATION: the `mirror` of ROOT in statekeeper.toml.
 
-    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. So its mirror stays two batches behind. To copy these batches, stop the query and add --confirm-stopped.
     """
     by = this_process()

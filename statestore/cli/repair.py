@@ -85,7 +85,8 @@ def repair(
     If a checkpoint with column families was moved or copied, repair corrects the URLs in its operator metadata.
 
     In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark
-    4.0. With --for-spark, repair rewrites the headers of these snapshots.
+    4.0. With --for-spark RELEASE, repair rewrites the headers of the snapshots that RELEASE
+    cannot read.
 
     If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. Run:
 

@@ -101,7 +101,7 @@ def rewind(
     With --apply, rewind moves the state, offsets and commits of later batches to quarantine. The query gets a new id unless
     you add --keep-query-id.
 
-    A job with Statekeeper's operator (Python package `pipelines`) has two folders: the checkpoint of Spark and the state
+    A job on pipelines has two folders: the checkpoint of Spark and the state
     root. Rewind both folders, with the same --to-batch and the same --query-id.
     """
     storage, policies, by = root.storage, root.policies, this_process()

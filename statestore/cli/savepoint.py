@@ -124,9 +124,10 @@ def savepoint(
 
     The query of the source may be running. This verb does not change its state. A savepoint is an independent copy: garbage
     collection of the source does not delete it. DESTINATION must be empty. This verb only adds files, so it runs
-    immediately, without --apply. If it is interrupted, run the same command with the same --batch to complete it.
+    immediately, without --apply. If it is interrupted, run the same command again. If the query has committed batches
+    since, the error names the --batch to add.
 
-    In structure V1, a running Spark query without Statekeeper's operator can overwrite the changelogs of its two newest
+    In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.
 
     --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT

@@ -57,10 +57,10 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
 @click.option(
     "--at-head",
     is_flag=True,
-    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, a Spark query "
-    "without Statekeeper's operator must be stopped. Every other query may be running.",
+    help="Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, a native "
+    "query must be stopped. Every other query may be running.",
 )
-@stopped_option("Required for --at-head in structure V1, except for a job with Statekeeper's operator.")
+@stopped_option("Required for --at-head for a native query in structure V1.")
 @for_spark_of_checkpoint_option
 @mode_option("This verb requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")

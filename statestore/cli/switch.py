@@ -50,8 +50,8 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
 )
 @for_spark_of_checkpoint_option
 @stopped_option(
-    "Required for --apply and --abort. You can omit this option for a job with Statekeeper's operator whose newest batch "
-    "is complete. Stop such a job, too."
+    "Required for --apply and --abort. Exception: for a job on pipelines, you can omit this option if its newest batch "
+    "is committed. You must still stop the job."
 )
 @scratch_option
 @workers_option

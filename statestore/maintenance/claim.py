@@ -99,7 +99,7 @@ def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
     newest = catalog.newest_batch(root)
     if data is None or newest is None:
         raise NotACheckpoint(
-            "is not the state root of a job with Statekeeper's operator, or has no committed batch; it cannot be claimed",
+            "is not the state root of a job on `pipelines`, or has no committed batch; it cannot be claimed",
             path=root.url,
             hint="to give the checkpoint of another Spark query a new id, run: statekeeper clone CHECKPOINT DESTINATION "
             "--new-query",
