@@ -72,7 +72,8 @@ def clone(
     needs to start after this batch.
 
     DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
-    the same command again. If the query has committed batches since, the error names the --batch to add.
+    the same command again. If it then fails because the query has committed more batches, add the --batch that the error
+    names.
 
     In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.

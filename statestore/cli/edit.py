@@ -109,8 +109,8 @@ def edit(
     batch has begun already, Spark runs this batch again on the edited state.
 
     For an operator with one store, such as an aggregation, give one or more columns of the key with --delete. For a
-    stream-stream join or transformWithState, give all columns of the grouping key: edit deletes the key from all stores and
-    column families of the operator.
+    stream-stream join, give all columns of the join key, and for transformWithState those of the grouping key. edit then
+    deletes the key from all stores and column families of the operator.
     """
     given = bool(texts or delete_keys or upsert)
     if (abort + (undo is not None) + given != 1) or (apply and not given) or (given and operator is None):

@@ -66,7 +66,7 @@ def rescale(
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
 
     The files of the old partitions remain until gc deletes them. To return to the old number and keep the later batches,
-    rescale again. To return to the batch before the rescale of a Spark query, run statekeeper rewind.
+    rescale again. To return a query to the batch before the rescale, run statekeeper rewind.
     """
     if abort == (partitions is not None) or (abort and (apply or file_sink)):
         raise click.UsageError("give --partitions N (with or without --apply and --file-sink), or --abort")
