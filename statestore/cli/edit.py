@@ -59,7 +59,8 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     metavar="COLUMN=VALUE",
     multiple=True,
     callback=_equations,
-    help="Delete the rows whose key has this value, written as dump shows it. Repeatable: all columns must match.",
+    help="Delete the rows whose key column has this value. Write the value as for dump --key. Repeatable: all columns "
+    "must match.",
 )
 @click.option(
     "--delete-keys",

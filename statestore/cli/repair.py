@@ -76,7 +76,7 @@ def repair(
 
     \b
       - files of rolled-back batches: the logs no longer contain these batches
-      - checksum files (.crc) without a file, or with the checksum of another file
+      - checksum files (.crc) whose file does not exist or has other contents
       - corrupt snapshots that the newest version does not need
       - other files that Spark reads as a snapshot or a log by mistake
 
