@@ -109,9 +109,9 @@ def edit(
     each changed store by a new snapshot, reads it back and compares all rows. The query continues from there. If the next
     batch has begun already, Spark runs this batch again on the edited state.
 
-    For an operator with one store, such as an aggregation, give one or more columns of the key with --delete. For a
-    stream-stream join, give all columns of the join key, and for transformWithState those of the grouping key. edit then
-    deletes the key from all stores and column families of the operator.
+    With --delete, give all columns of the join key for a stream-stream join, and all columns of the grouping key for
+    transformWithState: edit deletes the key from all stores and column families of the operator. For any other operator,
+    give one or more columns of the key.
     """
     given = bool(texts or delete_keys or upsert)
     if (abort + (undo is not None) + given != 1) or (apply and not given) or (given and operator is None):
