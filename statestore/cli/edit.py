@@ -106,8 +106,8 @@ def edit(
     """Show the rows of the state that an edit changes; with --apply, change them.
 
     Stop the query first. edit removes a key on which a query fails, or corrects a value. It replaces the newest version of
-    each changed store by a new snapshot, reads it back and compares all rows. The query continues from there. If the next
-    batch has begun already, Spark runs this batch again on the edited state.
+    each changed store by a new snapshot, reads it back and compares all rows. The query continues from there. If the
+    query was stopped in the middle of a batch, Spark runs this batch again on the edited state.
 
     With --delete, give all columns of the join key for a stream-stream join, and all columns of the grouping key for
     transformWithState: edit deletes the key from all stores and column families of the operator. For any other operator,

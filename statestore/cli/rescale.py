@@ -57,8 +57,8 @@ def rescale(
     """Show the plan for another number of partitions; with --apply, execute it.
 
     Stop the query first. rescale moves each row of the state to the partition of its key. It writes one snapshot for each
-    partition that exists afterwards, reads it back and compares all rows. Then it appends one batch without rows to the offset log and the
-    commit log. The query continues after this batch with the new number of partitions.
+    partition that exists afterwards, reads it back and compares all rows. Then it appends one batch without rows to the
+    offset log and the commit log. The query continues after this batch with the new number of partitions.
 
     For the state root of a Python job, rescale appends no batch. It rewrites the newest commit and the record of the number
     of partitions. The job continues with the new number, whatever `partitions` it passes to `start`.

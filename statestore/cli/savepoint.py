@@ -130,8 +130,8 @@ def savepoint(
     In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.
 
-    --list shows the labeled savepoints of ROOT. In mode observe, Statekeeper writes nothing into ROOT, so the list of ROOT
-    does not contain the new savepoint. For such a savepoint, use its own location as ROOT:
+    --list shows the labeled savepoints of ROOT, except those that were made in mode observe: in this mode, Statekeeper
+    writes nothing into ROOT. For such a savepoint, use its own location as ROOT:
 
     \b
         statekeeper savepoint LOCATION --list
