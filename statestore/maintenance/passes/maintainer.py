@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from statestore.clock import Clock, Ids
 from statestore.maintenance.lease import BEAT_SECONDS
@@ -22,4 +22,5 @@ class Maintainer:
     clock: Clock
     ids: Ids
     quiet_seconds: float = QUIET_SECONDS
+    _: KW_ONLY
     beat_seconds: float = BEAT_SECONDS

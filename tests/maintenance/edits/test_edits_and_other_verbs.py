@@ -79,7 +79,7 @@ def test_in_structure_v2_a_mirror_rejects_an_edit_of_a_mirrored_batch_and_a_new_
     mirror = mirror_of(storage, tmp_path)
     before = rows(mirror)
     run = apply(storage, goal(k=idle_key(storage)), tmp_path)
-    assert "rewritten by a switchover, an edit or a repair" in mirror_of(storage, tmp_path, exit_code=13)
+    assert "rewritten by a switchover, an edit, a repair or a rescale" in mirror_of(storage, tmp_path, exit_code=13)
     assert rows(mirror) == before
     assert rows(mirror_of(storage, tmp_path, "another mirror")) == rows(root(storage)) != before
     undo(storage, run)

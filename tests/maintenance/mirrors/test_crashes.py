@@ -16,7 +16,7 @@ from statestore.origin import Origin
 from statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
-from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import MAINTAINER
 from tests.support.mirrors import mirrored, require_right
@@ -54,8 +54,10 @@ def test_a_mirror_opens_after_a_crash_at_any_request_and_a_run_completes_it(
     matrix = crash_matrix(traced.trace)
     assert len(matrix) > 40
     deletions = jumps = 0
-    # Outside of the slow tests, one of `share` faults. Faults of one request are adjacent.
-    for number, (request, fault) in list(enumerate(matrix))[::share]:
+    # Outside of the slow tests, one of `share` faults, and one of a deletion. Faults of one request are adjacent.
+    cases = list(enumerate(matrix))
+    deleting = [case for case in cases if _deletes_a_commit(case[1][0])]
+    for number, (request, fault) in dict((*cases[::share], *deleting[:1])).items():
         _reset(destination, begun)
         with pytest.raises((SimulatedCrash, StatekeeperError)):
             mirrored(source, FaultyStorage(destination, {request.number: fault}), tmp_path)
@@ -75,8 +77,8 @@ def test_a_mirror_opens_after_a_crash_at_any_request_and_a_run_completes_it(
             fault,
         )
         assert audited(destination).findings == (), (request, fault)
-        deletions += request.kind is Kind.DELETE and request.path.startswith(names.COMMITS)
-    assert deletions or share > 6
+        deletions += _deletes_a_commit(request)
+    assert deletions
     assert share > 1 or bool(jumps) == is_v1
 
 
@@ -169,3 +171,7 @@ def _reset(storage: Storage, files: dict[str, bytes]) -> None:
 
 def _release(storage: Storage) -> None:
     storage.delete([entry.path for entry in storage.list(names.LEASES)])
+
+
+def _deletes_a_commit(request: Request) -> bool:
+    return request.kind is Kind.DELETE and request.path.startswith(names.COMMITS)
