@@ -255,7 +255,7 @@ class StateStore:
             raise UnsupportedType(
                 "a key starts with the reserved bytes ff ff ff ff; the batch failed",
                 path=str(self._path),
-                hint="encode the keys as Spark encodes rows: such a key never starts with these bytes",
+                hint="encode the keys as Spark encodes rows: a key in Spark's encoding never starts with these bytes",
             )
         with self._writing():
             self._writer().append(keys, values)
