@@ -63,7 +63,7 @@ from statestore.redaction import printable
     is_flag=True,
     help="Find more orphans: files that no committed version can reach. For a job on pipelines, gc then "
     "also examines the stores without changes since the last gc, and aborts S3 uploads that are older than one day. For "
-    "a native query, gc then also deletes SST files that no snapshot references. This requires --confirm-stopped.",
+    "a native query, add --confirm-stopped: gc then also deletes SST files that no snapshot references.",
 )
 @stopped_option("Used only with --orphans, for a native query.")
 @click.option(

@@ -121,7 +121,9 @@ def head_bytes(data: bytes, path: str) -> int:
     `data`: at least `FRONT_BYTES` bytes from the start. Raises `CorruptFile`, `UnknownFormatVersion`.
     """
     if len(data) < FRONT_BYTES:
-        raise CorruptFile(f"is truncated: {len(data)} bytes; its changelogs are lost", path=path, hint=_HINT)
+        raise CorruptFile(
+            f"is truncated: it has only {len(data)} bytes; its changelogs are lost", path=path, hint=_HINT
+        )
     magic, length, _ = _FRONT.unpack_from(data)
     if magic != _MAGIC:
         if magic[:5] == _MAGIC[:5]:
