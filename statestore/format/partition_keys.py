@@ -88,7 +88,7 @@ def partition_rules(
 ) -> Mapping[str | None, PartitionRule]:
     """Return the rule of each family of a store. It is the same for all partitions.
 
-    `operator`: the name in its metadata, empty for an operator of Spark 3.5, which writes no metadata. `families`: by name;
+    `operator`: the name in the operator's metadata; empty for Spark 3.5, which writes none. `families`: by name;
     a store without column families has one, named None. Raises `UnknownPartitioning` if Spark's partitions cannot be
     computed.
     """
