@@ -7,7 +7,7 @@ from pydantic import Field
 
 from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_SWITCHED
-from assets.launches import Action, Do, ForSpark, Launch, launched
+from assets.launches import Action, Do, Launch, StoppedQuery, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
@@ -15,20 +15,13 @@ from statestore.format.structure import Structure
 from statestore.maintenance import passes
 
 
-class Switch(dg.Config):
+class Switch(StoppedQuery):
     """The launchpad's configuration. The default only plans."""
 
     to: Structure = Field(default=Structure.V2, description="The target structure of the checkpoint.")
     do: Do = Field(
         default=Do.PLAN,
         description="PLAN shows the plan. APPLY executes it or completes an interrupted switchover. ABORT undoes one.",
-    )
-    confirm_stopped: bool = Field(
-        default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
-    )
-    for_spark: ForSpark = Field(
-        default=ForSpark.BY_THE_CHECKPOINT,
-        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
     )
 
 

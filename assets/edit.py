@@ -8,7 +8,7 @@ from pydantic import Field
 
 from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_EDITED
-from assets.launches import Action, ForSpark, Launch, launched
+from assets.launches import Action, Launch, StoppedQuery, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
@@ -26,7 +26,7 @@ class DoEdit(Enum):
     UNDO = "undo"
 
 
-class EditState(dg.Config):
+class EditState(StoppedQuery):
     """The launchpad's configuration. The default only plans."""
 
     operator: int = Field(default=0, ge=0, description="Number of the stateful operator whose state is edited.")
@@ -51,13 +51,6 @@ class EditState(dg.Config):
         "interrupted edit, UNDO a completed one.",
     )
     undo_run: str = Field(default="", description="With UNDO: the `run` in the materialization of the edit.")
-    confirm_stopped: bool = Field(
-        default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
-    )
-    for_spark: ForSpark = Field(
-        default=ForSpark.BY_THE_CHECKPOINT,
-        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
-    )
 
 
 @dg.asset(

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 import dagster as dg
+from pydantic import Field
 
 from assets.checks import nothing_left_half_switched
 from assets.metadata import Metadata
@@ -42,6 +43,18 @@ class ForSpark(Enum):
     @property
     def spark(self) -> Spark | None:
         return None if self is ForSpark.BY_THE_CHECKPOINT else Spark(self.value)
+
+
+class StoppedQuery(dg.Config):
+    """The part of a launchpad's configuration that each rewrite of a stopped query has."""
+
+    confirm_stopped: bool = Field(
+        default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
+    )
+    for_spark: ForSpark = Field(
+        default=ForSpark.BY_THE_CHECKPOINT,
+        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dagster as dg
 from pydantic import Field
 
 from assets import metadata
-from assets.launches import Action, Do, ForSpark, Launch
+from assets.launches import Action, Do, Launch, StoppedQuery
 from resources.fleet import Fleet
 from statestore.maintenance import passes
 from statestore.maintenance.rewrites import Goal
@@ -14,19 +13,12 @@ from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
 
 
-class Rewrite(dg.Config):
+class Rewrite(StoppedQuery):
     """The launchpad's configuration of both rewrites. The default only plans."""
 
     do: Do = Field(
         default=Do.PLAN,
         description="PLAN shows the plan. APPLY executes it or completes an interrupted run. ABORT reverses one.",
-    )
-    confirm_stopped: bool = Field(
-        default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
-    )
-    for_spark: ForSpark = Field(
-        default=ForSpark.BY_THE_CHECKPOINT,
-        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
     )
     file_sink: str | None = Field(
         default=None,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from statestore.cli.common import Opened, Output, root_argument
-from statestore.cli.rewrites import Options, Wording, rewrite_options, run_rewrite
+from statestore.cli.execution import Execution
+from statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
 from statestore.format.provider import Provider
-from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites import Convert, RewritePlan
 from statestore.switch_journal import RewriteKind
@@ -58,14 +56,8 @@ def convert(
     root: Opened,
     to: Provider | None,
     structure: Structure,
-    apply: bool,
-    abort: bool,
     file_sink: str | None,
-    spark: Spark | None,
-    stopped: bool,
-    scratch: Path,
-    workers: int,
-    memory_bytes: int,
+    execution: Execution,
     output: Output,
 ) -> None:
     """Show the plan for another state store provider; with --apply, execute it.
@@ -80,17 +72,7 @@ def convert(
     The files of the former provider remain until gc deletes them. The provider hdfs does not support operators with column
     families, such as transformWithState.
     """
-    if abort == (to is not None) or (abort and (apply or file_sink)):
+    if execution.abort == (to is not None) or (execution.abort and (execution.apply or file_sink)):
         raise click.UsageError("give --to (with or without --apply and --file-sink), or --abort")
-    options = Options(
-        apply=apply,
-        abort=abort,
-        file_sink=file_sink,
-        spark=spark,
-        stopped=stopped,
-        scratch=scratch,
-        workers=workers,
-        memory_bytes=memory_bytes,
-    )
     goal = None if to is None else Convert(to, structure)
-    run_rewrite(ctx, root, goal, RewriteKind.CONVERT, options, output, _WORDING)
+    run_rewrite(ctx, root, goal, RewriteKind.CONVERT, _WORDING, file_sink=file_sink, execution=execution, output=output)

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import NoReturn
-
 import click
 from rich.console import Console
-from rich.text import Text
 
 from statestore.cli import tables
-from statestore.cli.common import (
-    FINDINGS,
-    TALK,
-    Opened,
-    Output,
-    for_spark_of_checkpoint_option,
-    memory_option,
-    output_option,
-    progress_bar,
-    root_argument,
-    scratch_option,
-    stopped_option,
-    this_process,
-    workers_option,
-)
+from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
+from statestore.cli.execution import Execution, execution_options, print_next_step, show_plan, store_progress, tell
 from statestore.cli.rows import cell
 from statestore.differences import Change
-from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.edits import EditPlan
 from statestore.maintenance.edits.tables import edit_of
-from statestore.maintenance.switchover import Progress, SwitchPhase
 from statestore.switch_journal import RewriteKind
 
 _CELLS = ("change", "key", "before", "after")
@@ -73,19 +53,17 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="Insert the rows of this table, or replace the rows with the same keys. The table must have all columns of key "
     "and value.",
 )
-@click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted edit.")
-@click.option("--abort", is_flag=True, help="Reverse an interrupted edit. Runs immediately, without --apply.")
 @click.option(
     "--undo",
     metavar="RUN",
     help="Reverse a completed edit. RUN is the id that edit --apply printed. Rejected if the query has committed a batch "
     "since. Runs immediately, without --apply.",
 )
-@for_spark_of_checkpoint_option
-@stopped_option("Required for --apply, --abort and --undo.")
-@scratch_option
-@workers_option
-@memory_option
+@execution_options(
+    apply="Execute the plan, or finish an interrupted edit.",
+    abort="Reverse an interrupted edit. Runs immediately, without --apply.",
+    stopped="Required for --apply, --abort and --undo.",
+)
 @output_option
 def edit(
     root: Opened,
@@ -93,14 +71,8 @@ def edit(
     texts: dict[str, str],
     delete_keys: str | None,
     upsert: str | None,
-    apply: bool,
-    abort: bool,
     undo: str | None,
-    spark: Spark | None,
-    stopped: bool,
-    scratch: Path,
-    workers: int,
-    memory_bytes: int,
+    execution: Execution,
     output: Output,
 ) -> None:
     """Show the rows of the state that an edit changes; with --apply, change them.
@@ -114,46 +86,39 @@ def edit(
     give one or more columns of the key.
     """
     given = bool(texts or delete_keys or upsert)
-    if (abort + (undo is not None) + given != 1) or (apply and not given) or (given and operator is None):
+    actions = execution.abort + (undo is not None) + given
+    if actions != 1 or (execution.apply and not given) or (given and operator is None):
         raise click.UsageError(
             "give --operator N with --delete, --delete-keys or --upsert (with or without --apply); or --abort; or --undo "
             "RUN"
         )
     if operator is None or not given:
-        _reverse(root, undo, output, stopped=stopped)
+        _reverse(root, undo, output, stopped=execution.stopped)
         return
     goal = edit_of(operator, texts, delete_keys, upsert)
     by = this_process()
     run = by.ids.fresh()
-    prepared = passes.edit.plan(root.storage, root.policies, goal, by, spark, scratch=scratch, workers=workers)
-    if not apply:
-        _show(output, prepared.plan)
-    with progress_bar() as bar:
-        task = bar.add_task("stores", total=None)
-
-        def show(progress: Progress) -> None:
-            if progress.phase is SwitchPhase.SNAPSHOTS:
-                bar.update(task, completed=progress.done, total=progress.of)
-            elif progress.done == progress.of:
-                _tell(progress)
-
-        prepared = passes.edit.execute(
-            root.storage,
-            prepared,
-            by,
-            show,
-            run=run,
-            stopped=stopped,
-            scratch=scratch,
-            workers=workers,
-            memory_bytes=memory_bytes,
-        )
+    prepared = passes.edit.plan(
+        root.storage,
+        root.policies,
+        goal,
+        by,
+        execution.spark,
+        scratch=execution.scratch,
+        workers=execution.workers,
+    )
+    if execution.apply:
+        with store_progress() as progress:
+            prepared = passes.edit.execute(
+                root.storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
+            )
     planned = prepared.plan
-    if not prepared.may_start:
-        _show(output, planned)
+    record = records.of_edit_plan(planned)
+    if not execution.apply or not prepared.may_start:
+        show_plan(output, record, lambda console: _print_plan(console, planned), planned.refusals)
     run = run if planned.half_done is None else planned.half_done.begun.run
     output.show(
-        {**records.of_edit_plan(planned), "edited": True, "run": run},
+        {**record, "edited": True, "run": run},
         lambda console: _print_done(console, planned, run),
     )
 
@@ -162,22 +127,13 @@ def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is None:
-        begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, _tell, run=run, stopped=stopped)
+        begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, tell, run=run, stopped=stopped)
         result = {"aborted": begun.number}
     else:
-        begun = passes.edit.undo(storage, policies, undo, by, _tell, run=run, stopped=stopped)
+        begun = passes.edit.undo(storage, policies, undo, by, tell, run=run, stopped=stopped)
         result = {"undone": begun.number}
     was = f"reversed: the state is as it was after batch {begun.batch}"
     output.show(result, lambda console: console.print(was))
-
-
-def _tell(progress: Progress) -> None:
-    TALK.print(progress.phase.value)
-
-
-def _show(output: Output, planned: EditPlan) -> NoReturn:
-    output.show(records.of_edit_plan(planned), lambda console: _print_plan(console, planned))
-    sys.exit(FINDINGS if planned.refusals else 0)
 
 
 def _print_plan(console: Console, planned: EditPlan) -> None:
@@ -196,10 +152,7 @@ def _print_plan(console: Console, planned: EditPlan) -> None:
     if not planned.refusals:
         for line in _lines(planned):
             console.print(tables.plain(line), soft_wrap=True)
-    for refusal in planned.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
-    if not planned.refusals:
-        console.print("to execute: --apply --confirm-stopped")
+    print_next_step(console, planned.refusals)
 
 
 def _print_rows(console: Console, planned: EditPlan) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from statestore.cli.common import Opened, Output, root_argument
-from statestore.cli.rewrites import Options, Wording, rewrite_options, run_rewrite
+from statestore.cli.execution import Execution
+from statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
 from statestore.format.names import MOST_PARTITIONS
-from statestore.format.sparks import Spark
 from statestore.maintenance.rewrites import Rescale, RewritePlan
 from statestore.origin import Origin
 from statestore.switch_journal import RewriteKind
@@ -44,14 +42,8 @@ def rescale(
     ctx: click.Context,
     root: Opened,
     partitions: int | None,
-    apply: bool,
-    abort: bool,
     file_sink: str | None,
-    spark: Spark | None,
-    stopped: bool,
-    scratch: Path,
-    workers: int,
-    memory_bytes: int,
+    execution: Execution,
     output: Output,
 ) -> None:
     """Show the plan for another number of partitions; with --apply, execute it.
@@ -68,17 +60,7 @@ def rescale(
     The files of the old partitions remain until gc deletes them. To return to the old number and keep the later batches,
     rescale again. To return a query to the batch before the rescale, run statekeeper rewind.
     """
-    if abort == (partitions is not None) or (abort and (apply or file_sink)):
+    if execution.abort == (partitions is not None) or (execution.abort and (execution.apply or file_sink)):
         raise click.UsageError("give --partitions N (with or without --apply and --file-sink), or --abort")
-    options = Options(
-        apply=apply,
-        abort=abort,
-        file_sink=file_sink,
-        spark=spark,
-        stopped=stopped,
-        scratch=scratch,
-        workers=workers,
-        memory_bytes=memory_bytes,
-    )
     goal = None if partitions is None else Rescale(partitions)
-    run_rewrite(ctx, root, goal, RewriteKind.RESCALE, options, output, _WORDING)
+    run_rewrite(ctx, root, goal, RewriteKind.RESCALE, _WORDING, file_sink=file_sink, execution=execution, output=output)

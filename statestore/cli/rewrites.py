@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.text import Text
 
 from statestore.cli import tables
-from statestore.cli.common import (
-    FINDINGS,
-    TALK,
-    Opened,
-    Output,
-    for_spark_of_checkpoint_option,
-    memory_option,
-    open_destination,
-    output_option,
-    progress_bar,
-    scratch_option,
-    stopped_option,
-    this_process,
-    workers_option,
+from statestore.cli.common import Opened, Output, open_destination, output_option, this_process
+from statestore.cli.execution import (
+    Command,
+    Execution,
+    execution_options,
+    print_next_step,
+    show_plan,
+    store_progress,
+    tell,
 )
 from statestore.cli.file_sink import file_sink_lines, file_sink_option
-from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.rewrites import Goal, RewritePlan
-from statestore.maintenance.switchover import Progress, SwitchPhase
 from statestore.origin import Origin
 from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
-
-Command = Callable[..., None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of both commands, as click gives them."""
-
-    apply: bool
-    abort: bool
-    file_sink: str | None
-    spark: Spark | None
-    stopped: bool
-    scratch: Path
-    workers: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +46,15 @@ class Wording:
 
 
 def rewrite_options(noun: str) -> Callable[[Command], Command]:
-    """Add the options of `Options`, and `output`, to a command."""
+    """Add the options `file_sink`, `execution` and `output` to a command."""
 
     def add(command: Command) -> Command:
-        of_noun: list[Callable[[Command], Command]] = [
-            click.option("--apply", is_flag=True, help=f"Execute the plan, or finish an interrupted {noun}."),
-            click.option(
-                "--abort", is_flag=True, help=f"Roll back an interrupted {noun}. Runs immediately, without --apply."
-            ),
-        ]
-        common: list[Callable[[Command], Command]] = [
-            file_sink_option,
-            for_spark_of_checkpoint_option,
-            stopped_option("Required for --apply and --abort."),
-            scratch_option,
-            workers_option,
-            memory_option,
-            output_option,
-        ]
-        for option in reversed([*of_noun, *common]):
-            command = option(command)
-        return command
+        execution = execution_options(
+            apply=f"Execute the plan, or finish an interrupted {noun}.",
+            abort=f"Roll back an interrupted {noun}. Runs immediately, without --apply.",
+            stopped="Required for --apply and --abort.",
+        )
+        return file_sink_option(execution(output_option(command)))
 
     return add
 
@@ -102,9 +64,11 @@ def run_rewrite(
     root: Opened,
     goal: Goal | None,
     kind: RewriteKind,
-    options: Options,
-    output: Output,
     wording: Wording,
+    *,
+    file_sink: str | None,
+    execution: Execution,
+    output: Output,
 ) -> None:
     """Show the plan for a goal, execute it, or reverse an interrupted rewrite if there is no goal."""
     storage, policies, by = root.storage, root.policies, this_process()
@@ -115,7 +79,7 @@ def run_rewrite(
 
     if goal is None:
         begun = passes.rewrite.abort(
-            storage, policies, kind, by, _tell, run=run, stopped=options.stopped, open_sink=open_sink
+            storage, policies, kind, by, tell, run=run, stopped=execution.stopped, open_sink=open_sink
         )
         was = f"reversed: the checkpoint is as it was after batch {begun.batch}"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
@@ -124,43 +88,22 @@ def run_rewrite(
         storage,
         policies,
         goal,
-        options.spark,
-        scratch=options.scratch,
-        file_sink=options.file_sink,
+        execution.spark,
+        scratch=execution.scratch,
+        file_sink=file_sink,
         open_sink=open_sink,
     )
-    if options.apply:
-        with progress_bar() as bar:
-            task = bar.add_task("stores", total=None)
-
-            def show(progress: Progress) -> None:
-                if progress.phase is SwitchPhase.SNAPSHOTS:
-                    bar.update(task, completed=progress.done, total=progress.of)
-                elif progress.done == progress.of:
-                    _tell(progress)
-
+    if execution.apply:
+        with store_progress() as progress:
             prepared = passes.rewrite.execute(
-                storage,
-                prepared,
-                by,
-                show,
-                run=run,
-                stopped=options.stopped,
-                scratch=options.scratch,
-                workers=options.workers,
-                memory_bytes=options.memory_bytes,
+                storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
             )
     planned = prepared.plan
     record = records.of_rewrite_plan(planned)
-    if not options.apply or not prepared.may_start:
-        output.show(record, lambda console: _print_plan(console, planned, wording))
-        sys.exit(FINDINGS if planned.refusals else 0)
+    if not execution.apply or not prepared.may_start:
+        show_plan(output, record, lambda console: _print_plan(console, planned, wording), planned.refusals)
     done = tables.plain(wording.done(planned))
     output.show({**record, "rewritten": True}, lambda console: console.print(done, soft_wrap=True))
-
-
-def _tell(progress: Progress) -> None:
-    TALK.print(progress.phase.value)
 
 
 def _print_plan(console: Console, planned: RewritePlan, wording: Wording) -> None:
@@ -177,10 +120,7 @@ def _print_plan(console: Console, planned: RewritePlan, wording: Wording) -> Non
         tables.show(console, table)
         for line in _lines(planned, wording):
             console.print(tables.plain(line), soft_wrap=True)
-    for refusal in planned.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
-    if not planned.refusals:
-        console.print("to execute: --apply --confirm-stopped")
+    print_next_step(console, planned.refusals)
 
 
 def _lines(planned: RewritePlan, wording: Wording) -> list[str]:

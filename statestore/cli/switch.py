@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import NoReturn
-
 import click
 from rich.console import Console
-from rich.text import Text
 
 from statestore.cli import tables
-from statestore.cli.common import (
-    FINDINGS,
-    TALK,
-    Opened,
-    Output,
-    for_spark_of_checkpoint_option,
-    memory_option,
-    output_option,
-    progress_bar,
-    root_argument,
-    say_skipped,
-    scratch_option,
-    stopped_option,
-    this_process,
-    workers_option,
-)
+from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
+from statestore.cli.execution import Execution, execution_options, print_next_step, show_plan, store_progress, tell
 from statestore.counts import counted
-from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
-from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
+from statestore.maintenance.switchover import SwitchPlan
 
 
 @click.command(short_help="Move between structures V1 and V2.")
@@ -42,31 +22,17 @@ from statestore.maintenance.switchover import Progress, SwitchPhase, SwitchPlan
     callback=lambda _, __, value: None if value is None else Structure(value),
     help="Target structure of the checkpoint. Required without --abort.",
 )
-@click.option("--apply", is_flag=True, help="Execute the plan, or finish an interrupted switchover. Requires --to.")
-@click.option(
-    "--abort",
-    is_flag=True,
-    help="Roll back an interrupted switchover. Runs immediately, without --apply and --to.",
+@execution_options(
+    apply="Execute the plan, or finish an interrupted switchover. Requires --to.",
+    abort="Roll back an interrupted switchover. Runs immediately, without --apply and --to.",
+    stopped="Required for --apply and --abort. Exception: for a job on pipelines, you can omit this option if its newest "
+    "batch is committed. You must still stop the job.",
 )
-@for_spark_of_checkpoint_option
-@stopped_option(
-    "Required for --apply and --abort. Exception: for a job on pipelines, you can omit this option if its newest batch "
-    "is committed. You must still stop the job."
-)
-@scratch_option
-@workers_option
-@memory_option
 @output_option
 def switch(
     root: Opened,
     to: Structure | None,
-    apply: bool,
-    abort: bool,
-    spark: Spark | None,
-    stopped: bool,
-    scratch: Path,
-    workers: int,
-    memory_bytes: int,
+    execution: Execution,
     output: Output,
 ) -> None:
     """Show the plan to move a checkpoint from structure V1 to V2, or back; with --apply, execute it.
@@ -80,54 +46,27 @@ def switch(
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
-    if abort == (to is not None) or (abort and apply):
+    if execution.abort == (to is not None) or (execution.abort and execution.apply):
         raise click.UsageError("give --to v1 or --to v2 (with or without --apply), or --abort")
     if to is None:
-        begun = passes.switch.abort(storage, policies, by, _tell, run=run, stopped=stopped)
+        begun = passes.switch.abort(storage, policies, by, tell, run=run, stopped=execution.stopped)
         was = f"rolled back: the checkpoint has structure {begun.to.other.value} again"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    prepared = passes.switch.plan(storage, policies, to, spark, scratch=scratch, workers=workers)
-    if not apply:
-        _show(output, prepared.plan)
-    with progress_bar() as bar:
-        task = bar.add_task("stores", total=None)
-
-        def show(progress: Progress) -> None:
-            if progress.phase is SwitchPhase.SNAPSHOTS:
-                bar.update(task, completed=progress.done, total=progress.of)
-                if progress.store is not None:
-                    say_skipped(progress.store, progress.skipped_snapshots)
-            elif progress.done == progress.of:
-                _tell(progress)
-
-        prepared = passes.switch.execute(
-            storage,
-            prepared,
-            by,
-            show,
-            run=run,
-            stopped=stopped,
-            scratch=scratch,
-            workers=workers,
-            memory_bytes=memory_bytes,
-        )
-    planned = prepared.plan
-    if not prepared.may_start:
-        _show(output, planned)
-    done = tables.plain(f"switched to {to.value}; start the query with {planned.start_with}")
-    output.show(
-        {**records.of_switch_plan(planned), "switched": True}, lambda console: console.print(done, soft_wrap=True)
+    prepared = passes.switch.plan(
+        storage, policies, to, execution.spark, scratch=execution.scratch, workers=execution.workers
     )
-
-
-def _tell(progress: Progress) -> None:
-    TALK.print(progress.phase.value)
-
-
-def _show(output: Output, planned: SwitchPlan) -> NoReturn:
-    output.show(records.of_switch_plan(planned), lambda console: _print_plan(console, planned))
-    sys.exit(FINDINGS if planned.refusals else 0)
+    if execution.apply:
+        with store_progress() as progress:
+            prepared = passes.switch.execute(
+                storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
+            )
+    planned = prepared.plan
+    record = records.of_switch_plan(planned)
+    if not execution.apply or not prepared.may_start:
+        show_plan(output, record, lambda console: _print_plan(console, planned), planned.refusals)
+    done = tables.plain(f"switched to {to.value}; start the query with {planned.start_with}")
+    output.show({**record, "switched": True}, lambda console: console.print(done, soft_wrap=True))
 
 
 def _print_plan(console: Console, planned: SwitchPlan) -> None:
@@ -155,7 +94,4 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
         lines.insert(0, "a switchover is incomplete: --apply finishes it, --abort rolls it back")
     for line in lines:
         console.print(tables.plain(line), soft_wrap=True)
-    for refusal in planned.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
-    if not planned.refusals:
-        console.print("to execute: --apply --confirm-stopped")
+    print_next_step(console, planned.refusals)

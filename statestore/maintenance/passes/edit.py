@@ -10,6 +10,7 @@ from statestore.maintenance import edits, runs
 from statestore.maintenance.config import Policies
 from statestore.maintenance.edits import Edit, EditPlan
 from statestore.maintenance.passes import guards
+from statestore.maintenance.passes import stopped as stopped_query
 from statestore.maintenance.passes.audit import policy_of
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -32,7 +33,7 @@ class PreparedEdit:
     @property
     def may_start(self) -> bool:
         """Return whether the plan has work and no refusal."""
-        return not (self.plan.refusals or self.plan.is_there)
+        return stopped_query.may_start(self)
 
 
 def plan(
@@ -73,24 +74,22 @@ def execute(
     file is changed. `undo` with the id `run` reverses the edit. Raises the first refusal; `RefusedAsUnsafe` while the query
     runs; as `runs.rewrite`.
     """
-    if not prepared.may_start:
-        return prepared
-    guards.require_none(prepared.refusals)
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    # The query may have been running when the first plan was made.
-    edit = prepared.plan.edit
-    again = plan(storage, prepared.policies, edit, by, prepared.spark, scratch=scratch, workers=workers)
-    if again.may_start:
-        runs.rewrite(
-            storage,
-            again.plan,
-            progress,
-            run=run,
-            holder=by.holder,
-            machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
-            policy=policy_of(prepared.policies),
-        )
-    return again
+
+    def run_plan(ready: PreparedEdit) -> None:
+        machine = Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes)
+        policy = policy_of(ready.policies)
+        runs.rewrite(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
+
+    return stopped_query.execute(
+        storage,
+        prepared,
+        by,
+        stopped=stopped,
+        plan_again=lambda: plan(
+            storage, prepared.policies, prepared.plan.edit, by, prepared.spark, scratch=scratch, workers=workers
+        ),
+        run=run_plan,
+    )
 
 
 def undo(

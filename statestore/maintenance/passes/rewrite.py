@@ -12,6 +12,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import rewrites, runs
 from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import guards
+from statestore.maintenance.passes import stopped as stopped_query
 from statestore.maintenance.passes.audit import policy_of
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -51,7 +52,7 @@ class PreparedRewrite:
     @property
     def may_start(self) -> bool:
         """Return whether the plan has work and no refusal."""
-        return not (self.plan.refusals or self.plan.is_there)
+        return stopped_query.may_start(self)
 
 
 def plan(
@@ -118,33 +119,36 @@ def execute(
     Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
     file is changed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.rewrite`.
     """
-    if not prepared.may_start:
-        return prepared
-    guards.require_none(prepared.refusals)
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    # The query may have been running when the first plan was made.
-    again = plan(
-        storage,
-        prepared.policies,
-        prepared.goal,
-        prepared.spark,
-        scratch=scratch,
-        file_sink=prepared.file_sink,
-        open_sink=prepared.open_sink,
-    )
-    if again.may_start:
-        sink = again.plan.file_sink
+
+    def run_plan(ready: PreparedRewrite) -> None:
+        sink = ready.plan.file_sink
         runs.rewrite(
             storage,
-            again.plan,
+            ready.plan,
             progress,
             run=run,
             holder=by.holder,
             machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
-            policy=policy_of(prepared.policies),
-            sink=None if sink is None else again.open_sink(sink.entry.url),
+            policy=policy_of(ready.policies),
+            sink=None if sink is None else ready.open_sink(sink.entry.url),
         )
-    return again
+
+    return stopped_query.execute(
+        storage,
+        prepared,
+        by,
+        stopped=stopped,
+        plan_again=lambda: plan(
+            storage,
+            prepared.policies,
+            prepared.goal,
+            prepared.spark,
+            scratch=scratch,
+            file_sink=prepared.file_sink,
+            open_sink=prepared.open_sink,
+        ),
+        run=run_plan,
+    )
 
 
 def abort(

@@ -12,6 +12,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance import runs, switchover
 from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import guards
+from statestore.maintenance.passes import stopped as stopped_query
 from statestore.maintenance.passes.audit import policy_of
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -36,7 +37,7 @@ class PreparedSwitch:
     @property
     def may_start(self) -> bool:
         """Return whether the plan has work and no refusal."""
-        return not (self.plan.refusals or self.plan.is_there)
+        return stopped_query.may_start(self)
 
 
 def plan(
@@ -66,31 +67,23 @@ def execute(
     Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
     file is changed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.switch`.
     """
-    if not prepared.may_start:
-        return prepared
-    guards.require_none(prepared.refusals)
     first = prepared.plan
-    # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch looks
-    # like one that died in the batch, and would commit in the old structure.
-    require_stopped(
+
+    def run_plan(ready: PreparedSwitch) -> None:
+        machine = Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes)
+        policy = policy_of(ready.policies)
+        runs.switch(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
+
+    return stopped_query.execute(
         storage,
-        confirmed=stopped or (first.origin is Origin.OWN and not first.is_in_batch),
-        clock=by.clock,
-        seconds=by.quiet_seconds,
+        prepared,
+        by,
+        # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch
+        # looks like one that died in the batch, and would commit in the old structure.
+        stopped=stopped or (first.origin is Origin.OWN and not first.is_in_batch),
+        plan_again=lambda: plan(storage, prepared.policies, first.to, prepared.spark, scratch=scratch, workers=workers),
+        run=run_plan,
     )
-    # The query may have been running when the first plan was made.
-    again = plan(storage, prepared.policies, first.to, prepared.spark, scratch=scratch, workers=workers)
-    if again.may_start:
-        runs.switch(
-            storage,
-            again.plan,
-            progress,
-            run=run,
-            holder=by.holder,
-            machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
-            policy=policy_of(prepared.policies),
-        )
-    return again
 
 
 def abort(

@@ -1,0 +1,65 @@
+"""The order of steps of each verb that rewrites the state of a stopped query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.guards import Refusals
+from statestore.maintenance.passes.maintainer import Maintainer
+from statestore.maintenance.quiet import require_stopped
+from statestore.storage import Storage
+
+
+class Plan(Protocol):
+    """A plan with the reasons that block it; `is_there`: nothing has to be done."""
+
+    @property
+    def refusals(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_there(self) -> bool: ...
+
+
+class Prepared(Protocol):
+    """A plan, and the guards that block its verb."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def refusals(self) -> Refusals: ...
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+def may_start(prepared: Prepared) -> bool:
+    """Return whether the plan has work and no refusal."""
+    return not (prepared.plan.refusals or prepared.plan.is_there)
+
+
+def execute(
+    storage: Storage,
+    prepared: P,
+    by: Maintainer,
+    *,
+    stopped: bool,
+    plan_again: Callable[[], P],
+    run: Callable[[P], object],
+) -> P:
+    """Verify that the query is stopped, plan again, and run the new plan. Returns the new plan.
+
+    `stopped`: a person confirms that the query is stopped. If the first or the new plan must not start, nothing runs.
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as the two callbacks.
+    """
+    if not may_start(prepared):
+        return prepared
+    guards.require_none(prepared.refusals)
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    # The query may have been running when the first plan was made.
+    again = plan_again()
+    if may_start(again):
+        run(again)
+    return again
