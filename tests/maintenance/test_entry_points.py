@@ -7,95 +7,38 @@ that are listed for the verb it must not.
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import dagster as dg
 import pytest
-from click.testing import CliRunner
 
-from assets.definitions import build
-from assets.partitions import QUERY_SET
-from statestore.cli import main
-from statestore.clock import SystemClock
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.structure import Structure
-from statestore.maintenance import config, lease, passes
+from statestore.maintenance import passes
 from statestore.maintenance.config import Policies
-from statestore.storage import Storage, open_storage
+from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.faulty_storage import Fault
-from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
+from tests.support.entry_points import (
+    HALF_SWITCHED,
+    Attempt,
+    Obstacle,
+    World,
+    a_changelog_is_missing,
+    another_maintainer,
+    assert_guarded,
+    begin_a_switch,
+    confirmed,
+    half_switched,
+    mode_observe,
+    mode_snapshots,
+    nobody_confirms,
+    the_query_runs,
+)
+from tests.support.maintainers import MAINTAINER
 from tests.support.structures import as_sparks
-from tests.support.switching import die_at, take_snapshots
+from tests.support.switching import take_snapshots
 
 BY = MAINTAINER
-CONFIGURATION = """
-[roots.flights]
-url = "root"
-mode = "{mode}"
-snapshot = {{ changelogs = 1 }}
-retention = {{ versions = 3, grace = "0s" }}
-"""
-
-
-@dataclass(frozen=True)
-class World:
-    """A copy of one of the checkpoints that were `made`, and the configuration that names it `flights`."""
-
-    made: Path
-    folder: Path
-
-    @property
-    def root(self) -> Path:
-        return self.folder / "root"
-
-    @property
-    def storage(self) -> Storage:
-        return open_storage(str(self.root))
-
-    @property
-    def policies(self) -> Policies:
-        return config.load(self.configuration).find("flights").policies
-
-    @property
-    def configuration(self) -> Path:
-        return self.folder / "statekeeper.toml"
-
-    def contents(self) -> dict[str, bytes]:
-        """Return all files except leases and the history of maintenance."""
-        own = (names.LEASES, names.HISTORY)
-        return {e.path: self.storage.read(e.path) for e in self.storage.list("") if not e.path.startswith(own)}
-
-    def command(self, *arguments: str) -> None:
-        result = CliRunner().invoke(main, ["--config", str(self.configuration), *arguments], obj=BY)
-        assert not result.exception or isinstance(result.exception, SystemExit), result.output
-
-    @cached_property
-    def definitions(self) -> dg.Definitions:
-        return build(
-            {"STATEKEEPER_CONFIG": str(self.configuration), "STATEKEEPER_SCRATCH": str(self.folder / "scratch")},
-            quiet_seconds=QUIET_SECONDS,
-        )
-
-    def launch(self, job: str, asset: str, **ops: object) -> None:
-        definitions = self.definitions
-        run_config = {"ops": {asset: {"config": ops}}} if ops else {}
-        with dg.DagsterInstance.ephemeral() as instance:
-            instance.add_dynamic_partitions(QUERY_SET, ["flights"])
-            resolved = definitions.resolve_job_def(job) if job else definitions.resolve_implicit_global_asset_job_def()
-            resolved.execute_in_process(
-                run_config,
-                partition_key="flights",
-                instance=instance,
-                raise_on_error=False,
-                asset_selection=[dg.AssetKey(asset)],
-            )
 
 
 def snapshot_by_python(world: World, *, stopped: bool) -> None:
@@ -139,11 +82,6 @@ def repaired(world: World) -> str:
     return run
 
 
-def confirmed(stopped: bool) -> list[str]:
-    return ["--confirm-stopped"] if stopped else []
-
-
-Attempt = Callable[..., None]
 ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ("snapshot", "Python"): snapshot_by_python,
     ("snapshot", "CLI"): lambda world, stopped: world.command("snapshot", "flights"),
@@ -171,66 +109,8 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ),
 }
 
-
-@contextmanager
-def another_maintainer(world: World) -> Iterator[None]:
-    with lease.held(world.storage, "gc", run="another", holder="another", clock=SystemClock()):
-        yield
-
-
-@contextmanager
-def mode_observe(world: World) -> Iterator[None]:
-    world.configuration.write_text(CONFIGURATION.format(mode="observe"))
-    yield
-
-
-@contextmanager
-def mode_snapshots(world: World) -> Iterator[None]:
-    world.configuration.write_text(CONFIGURATION.format(mode="snapshots"))
-    yield
-
-
-@contextmanager
-def half_switched(world: World) -> Iterator[None]:
-    journal = Path(names.SWITCHOVERS)
-    shutil.copytree(world.made / "abort" / journal, world.root / journal)
-    yield
-
-
-@contextmanager
-def nobody_confirms(world: World) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def the_query_runs(world: World) -> Iterator[None]:
-    """Append to a temporary file in the state folder until the block ends, and delete the file then."""
-    path, ended = world.root / "state" / "0" / "0" / ".of the query.tmp", threading.Event()
-
-    def write() -> None:
-        while not ended.wait(0.01):
-            with path.open("ab") as file:
-                file.write(b"x")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        writer.join()
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def a_changelog_is_missing(world: World) -> Iterator[None]:
-    newest = max((world.root / "state" / "0" / "1").glob("11_*.changelog"))
-    newest.unlink()
-    yield
-
-
 OF_ALL = (another_maintainer, mode_observe)
-OBSTACLES: dict[str, tuple[Callable[..., object], ...]] = {
+OBSTACLES: dict[str, tuple[Obstacle, ...]] = {
     "snapshot": (*OF_ALL, half_switched),
     "retention": (*OF_ALL, mode_snapshots, half_switched, a_changelog_is_missing),
     "switch": (*OF_ALL, mode_snapshots, nobody_confirms, the_query_runs, a_changelog_is_missing),
@@ -238,17 +118,6 @@ OBSTACLES: dict[str, tuple[Callable[..., object], ...]] = {
     "repair": (*OF_ALL, mode_snapshots, half_switched, nobody_confirms, the_query_runs),
     "undo": (*OF_ALL, mode_snapshots, half_switched, nobody_confirms, the_query_runs),
 }
-
-
-def begin_a_switch(storage: Storage, folder: Path) -> None:
-    die_at(
-        storage,
-        Structure.V1,
-        folder / "scratch",
-        lambda request: request.path == names.switchover(1, "cleared"),
-        Fault.BEFORE,
-    )
-    storage.delete([entry.path for entry in storage.list(names.LEASES)])
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +132,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     as_sparks(checkpoint)
     for verb in OBSTACLES:
         shutil.copytree(folder / "root", folder / verb)
-    begin_a_switch(open_storage(str(folder / "abort")), folder)
+    begin_a_switch(open_storage(str(folder / "abort")), Structure.V1, folder)
+    shutil.copytree(folder / "abort", folder / HALF_SWITCHED)
     for verb in ("repair", "undo"):
         for log in (names.commits(11), names.offsets(11)):
             (folder / verb / log).unlink()
@@ -273,28 +143,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begin(world: World, verb: str) -> None:
-    shutil.rmtree(world.root, ignore_errors=True)
-    shutil.copytree(world.made / verb, world.root)
-    world.configuration.write_text(CONFIGURATION.format(mode="full"))
-
-
 @pytest.mark.parametrize(("verb", "entry"), ATTEMPTS, ids=[f"{verb} by {entry}" for verb, entry in ATTEMPTS])
 def test_every_entry_point_has_every_guard(made: Path, tmp_path: Path, verb: str, entry: str) -> None:
-    attempt = ATTEMPTS[verb, entry]
-    world = World(made, tmp_path)
-    begin(world, verb)
-    before = world.contents()
-    attempt(world, stopped=True)
-    assert world.contents() != before, "without an obstacle it does something"
-    passed = []
-    for obstacle in OBSTACLES[verb]:
-        begin(world, verb)
-        with obstacle(world):
-            before = world.contents()
-            with pytest.raises(StatekeeperError) if entry == "Python" else nullcontext():
-                attempt(world, stopped=obstacle is not nobody_confirms)
-            after = world.contents()
-        if {path: body for path, body in after.items() if not path.endswith(".tmp")} != before:
-            passed.append(obstacle.__name__)
-    assert passed == [], f"{verb} by {entry} changes files in spite of these"
+    assert_guarded(World(made, tmp_path), verb, ATTEMPTS[verb, entry], OBSTACLES[verb], raises=entry == "Python")
