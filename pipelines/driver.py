@@ -433,7 +433,7 @@ class BatchDriver:
             raise SinkConflict(
                 f"the sink contains batch {batch} from attempt {attempt}, but {problem}; the batch was not committed",
                 path=self._root_spec.url,
-                hint="sink and state have diverged; restore both to the same point in time",
+                hint="roll the state root back with statekeeper rewind, and restore the table to the same batch",
             )
         return pending
 

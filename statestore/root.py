@@ -250,8 +250,8 @@ class StateRoot:
         wrong = [op for op in operators_ if len(by_store.get(op, ())) != self.binding.partitions]
         if wrong:
             raise CorruptFile(
-                f"has ids for {len(by_store.get(wrong[0], ()))} partitions of operator {wrong[0]}, but the root has "
-                f"{self.binding.partitions} partitions; batch {batch} was not started",
+                f"lists checkpoint ids for {len(by_store.get(wrong[0], ()))} partitions of operator {wrong[0]}, but "
+                f"the root has {self.binding.partitions} partitions; batch {batch} was not started",
                 path=path,
                 hint="restore the file from a backup",
             )

@@ -301,7 +301,7 @@ def test_a_commit_with_too_few_partitions_is_rejected(storage: Storage) -> None:
     root = opened(storage)
     root.begin(0, outer(0))
     root.commit(0, {0: (IDS.fresh(),)})
-    with pytest.raises(CorruptFile, match="has ids for 1 partitions of operator 0, but the root has 3"):
+    with pytest.raises(CorruptFile, match="lists checkpoint ids for 1 partitions of operator 0, but the root has 3"):
         root.begin(1, outer(1))
 
 

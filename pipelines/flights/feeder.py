@@ -114,7 +114,11 @@ class Feeder:
         try:
             return DeltaTable(self._path)
         except TableNotFoundError as cause:
-            raise StorageError("the table was deleted", path=self._path, hint="start the job again") from cause
+            raise StorageError(
+                "the input table of the example job was deleted",
+                path=self._path,
+                hint="start the job again: it creates the table",
+            ) from cause
         except (DeltaError, OSError) as cause:
             raise self._unusable("the table cannot be read", cause) from cause
 

@@ -68,12 +68,12 @@ def clone(
 ) -> None:
     """Copy a checkpoint at one batch to another location. A Spark query can start from the copy.
 
-    The query of the source may be running. This verb does not change its files. The clone contains all files that Spark
+    The query of the source may be running. clone does not change its files. The clone contains all files that Spark
     needs to start after this batch.
 
-    DESTINATION must be empty. This verb only adds files, so it runs immediately, without --apply. If it is interrupted, run
-    the same command again. If it then fails because the query has committed more batches, add the --batch that the error
-    names.
+    DESTINATION must be empty, or contain only files of an interrupted run of the same command. clone only adds files,
+    so it runs immediately, without --apply. If it is interrupted, run the same command again. If it then fails because
+    the query has committed more batches, add the --batch that the error names.
 
     In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.

@@ -335,13 +335,13 @@ def for_spark_option(effect: str) -> Callable[[Callable[..., None]], Callable[..
 
 for_spark_of_checkpoint_option = for_spark_option(
     "In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark "
-    "4.0. Default: derived from the checkpoint. If the release is unknown, the verb stops and names this option."
+    "4.0. Default: derived from the checkpoint. If the release is unknown, the command stops and names this option."
 )
 copy_location_option = click.option(
     "--location",
     metavar="URL",
-    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only operators with column "
-    "families need it, such as transformWithState, because their metadata contains the URL of the checkpoint. Default: "
+    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only transformWithState and "
+    "stream-stream joins in state format 3 or 4 need it: their metadata contains the URL of the checkpoint. Default: "
     "derived from DESTINATION. Required for these operators if DESTINATION is on webhdfs:// and ROOT is not.",
 )
 BATCH_DEFAULT = (

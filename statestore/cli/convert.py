@@ -29,11 +29,11 @@ _WORDING = Wording(
     ),
     done=lambda planned: f"converted to {planned.provider.value}; {_start_with(planned)}",
     title=lambda planned: f"{planned.provider.value} in structure {planned.structure.value}",
-    after=lambda planned: f"afterwards, {_start_with(planned)}",
+    after=lambda planned: [f"afterwards, {_start_with(planned)}"],
 )
 
 
-@click.command(short_help="Move between Spark's state store providers.")
+@click.command(short_help="Move a checkpoint to the other state store provider.")
 @root_argument
 @click.option(
     "--to",

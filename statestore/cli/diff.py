@@ -61,7 +61,7 @@ def diff(
 ) -> None:
     """Show the differences of the state between two versions: added, removed and changed keys.
 
-    This verb only reads. It restores both versions of each store below --scratch and compares all keys.
+    diff only reads. It restores both versions of each store into the scratch folder (--scratch) and compares all keys.
 
     A list in the state of transformWithState is compared as a whole. If one element differs, diff shows the key as changed,
     with both lists.

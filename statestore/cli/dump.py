@@ -69,8 +69,8 @@ def dump(
 ) -> None:
     """Show the rows of the state at any retained version, without Spark.
 
-    This verb only reads. It restores one store after another below --scratch. The scratch folder needs space for the
-    largest store.
+    dump only reads. It restores the stores into the scratch folder (--scratch), one after another. The scratch folder
+    needs space for the largest store.
 
     If the state of transformWithState contains a list, dump shows one row for each element.
     """

@@ -39,8 +39,8 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     metavar="COLUMN=VALUE",
     multiple=True,
     callback=_equations,
-    help="Delete the rows whose key column has this value. Write the value as for dump --key. Repeatable: all columns "
-    "must match.",
+    help="Delete the rows whose key column has this value. Write the value in the same form as for dump --key. "
+    "Repeatable: all columns must match.",
 )
 @click.option(
     "--delete-keys",
@@ -78,12 +78,18 @@ def edit(
     """Show the rows of the state that an edit changes; with --apply, change them.
 
     Stop the query first. edit removes a key on which a query fails, or corrects a value. It replaces the newest version of
-    each changed store by a new snapshot, reads it back and compares all rows. The query continues from there. If the
-    query was stopped in the middle of a batch, Spark runs this batch again on the edited state.
+    each changed store by a new snapshot. It reads the snapshot back and compares its rows with the rows of the plan. The
+    query continues from there. If the query was stopped in the middle of a batch, Spark runs this batch again on the
+    edited state.
 
-    With --delete, give all columns of the join key for a stream-stream join, and all columns of the grouping key for
-    transformWithState: edit deletes the key from all stores and column families of the operator. For any other operator,
-    give one or more columns of the key.
+    Columns to give with --delete:
+
+    \b
+      - for a stream-stream join: all columns of the join key
+      - for transformWithState: all columns of the grouping key
+      - for any other operator: one or more columns of the key
+
+    For a stream-stream join and for transformWithState, edit deletes the key from all stores of the operator.
     """
     given = bool(texts or delete_keys or upsert)
     actions = execution.abort + (undo is not None) + given

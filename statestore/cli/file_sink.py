@@ -9,9 +9,10 @@ from statestore.maintenance.rewrites import RewritePlan
 file_sink_option = click.option(
     "--file-sink",
     metavar="URL",
-    help="Output folder of the query, if it writes files with Spark's file sink (parquet, json, csv, orc or text, with a "
-    "path). The verb adds an entry for the appended batch to _spark_metadata in this folder. Without this entry, the sink "
-    "and all readers of the folder fail. Omit the option for other sinks, and to finish an interrupted run.",
+    help="Output folder of the query, if it writes files with Spark's file sink (parquet, json, csv, orc or text, "
+    "with a path). The command adds an entry for the appended batch to _spark_metadata in this folder. Without this "
+    "entry, the sink and all readers of the folder fail. Omit the option for other sinks. You can also omit it to "
+    "finish an interrupted run, which knows the URL.",
 )
 
 

@@ -61,9 +61,10 @@ from statestore.redaction import printable
     "--orphans",
     "everything",
     is_flag=True,
-    help="Find more orphans: files that no committed version can reach. For a job on pipelines, gc then "
-    "also examines the stores without changes since the last gc, and aborts S3 uploads that are older than one day. For "
-    "a native query, add --confirm-stopped: gc then also deletes SST files that no snapshot references.",
+    help="Find more orphans: files that no committed version can reach. For a job on pipelines, the plan then also "
+    "covers the stores without changes since the last gc, and multipart uploads to S3 that were begun more than one day "
+    "ago and never finished. For a native query, add --confirm-stopped: the plan then also contains SST files that no "
+    "snapshot references.",
 )
 @stopped_option("Used only with --orphans, for a native query.")
 @click.option(
@@ -93,9 +94,10 @@ def gc(
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
     gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc verifies that all
-    stores can be loaded at the oldest retained version. If one store cannot be loaded there, gc retains more versions.
+    stores can be loaded at the oldest retained version. If one store cannot be loaded at this version, gc also retains
+    older versions.
 
-    gc first audits the checkpoint, like the verb audit. If the audit reports an error (lost or wrong state), gc deletes
+    gc first audits the checkpoint, like the command audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.
 
     gc --apply reads a snapshot in full before it deletes the older files that this snapshot replaces. If the snapshot is

@@ -38,7 +38,7 @@ from statestore.query_metrics import QueryMetrics
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
-    """Show each store of a checkpoint. This verb only reads.
+    """Show each store of a checkpoint. inspect only reads.
 
     For each store, it shows the snapshot from which a restart begins (base) and the changelogs that a restart replays
     (tail). It also shows the predicted restore time, and the number and size of the files.

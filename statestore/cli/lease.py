@@ -28,10 +28,11 @@ from statestore.maintenance import lease as leases
 def lease(root: Opened, break_it: bool, output: Output) -> int:
     """Show which process maintains a checkpoint, and since when.
 
-    A lease prevents two processes from doing the same work at the same time. It is not a lock: even if two processes work
-    at the same time, the checkpoint is safe. If the holder does not renew its lease for 10 minutes, the lease expires.
+    While one process holds the lease, a second process stops with the error root_held (exit code 11). If the holder
+    does not renew its lease for 10 minutes, the lease expires. The lease only prevents double work: even if two
+    processes work at the same time, the checkpoint is safe.
 
-    Without --break, this verb only reads.
+    Without --break, lease only reads.
     """
     if break_it and len(click.get_current_context().params["roots"]) != 1:
         raise click.UsageError("--break requires exactly one ROOT")

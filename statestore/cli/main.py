@@ -39,16 +39,17 @@ def main(config: Path | None) -> None:
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
     nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
 
-    --undo, --abort and lease --break also run immediately. All other verbs only read.
+    --undo, --abort and lease --break also run immediately. All other commands only read.
 
     A native query uses Spark's own stateful operators. A job on pipelines is a PySpark job that uses the stateful operator
     of Statekeeper's Python package pipelines.
 
-    The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot and gc --apply are
-    rejected unless you add --mode.
+    The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
+    add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml. If it
+    sets another mode than full, repair, rewind, switch, rescale, convert, edit and claim are rejected.
 
-    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 locked by
-    another run, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
+    holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
     """
     del config  # the verbs read it, each for its root
 

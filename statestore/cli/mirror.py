@@ -39,7 +39,9 @@ from statestore.maintenance.passes import PreparedMirror
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
 @root_argument
 @click.argument("destination", required=False, shell_complete=complete_root)
-@click.option("--batch", type=click.IntRange(0), help=f"The newest batch to mirror. {BATCH_DEFAULT}")
+@click.option(
+    "--batch", type=click.IntRange(0), help=f"The last batch that the mirror contains after the run. {BATCH_DEFAULT}"
+)
 @copy_location_option
 @stopped_for_copy_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
@@ -62,7 +64,7 @@ def mirror(
     The first run copies the state of one batch into an empty DESTINATION. Each later run copies only new files. Then it
     deletes old copies from the mirror: files that the source has deleted and that no batch of the mirror needs.
 
-    This verb runs immediately, without --apply. The query of the source may be running. This verb changes no file of the
+    mirror runs immediately, without --apply. The query of the source may be running. mirror changes no file of the
     source. In the mirror, it deletes only files that it has copied before.
 
     After each complete run, a query can start from the mirror. If a run is interrupted, run the same command again.

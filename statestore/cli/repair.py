@@ -82,16 +82,18 @@ def repair(
 
     If a snapshot has a corrupt SST file, use --deep: without it, repair does not read SST files.
 
-    If a checkpoint with column families was moved or copied, repair corrects the URLs in its operator metadata.
+    After a checkpoint was moved or copied, repair corrects the URLs in its operator metadata. Only transformWithState and
+    stream-stream joins in state format 3 or 4 have such URLs.
 
     In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark
     4.0. With --for-spark RELEASE, repair rewrites the headers of the snapshots that RELEASE
     cannot read.
 
-    If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. Run:
+    If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. If the newest version can still be
+    loaded, stop the query and take a new snapshot of each store. Otherwise, restore the file from a backup, or run rewind.
 
     \b
-        statekeeper snapshot ROOT --at-head
+        statekeeper snapshot ROOT --at-head --mode snapshots --confirm-stopped
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

@@ -13,11 +13,12 @@ from statestore.origin import Origin
 from statestore.switch_journal import RewriteKind
 
 
-def _after(planned: RewritePlan) -> str:
-    before = len(planned.groups[0].sources)
-    is_own = planned.origin is Origin.OWN
-    undo = f"rescale ROOT --partitions {before}" if is_own else f"rewind ROOT --to-batch {planned.batch}"
-    return f"to return to {before} partitions afterwards, run: statekeeper {undo}"
+def _after(planned: RewritePlan) -> list[str]:
+    before, back = len(planned.groups[0].sources), "afterwards, to return to"
+    lines = [f"{back} {before} partitions and keep later batches, run: statekeeper rescale ROOT --partitions {before}"]
+    if planned.origin is Origin.NATIVE:
+        lines.append(f"{back} batch {planned.batch}, run: statekeeper rewind ROOT --to-batch {planned.batch}")
+    return lines
 
 
 _WORDING = Wording(

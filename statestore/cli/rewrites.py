@@ -35,14 +35,14 @@ class Wording:
     is_there that the goal is reached already
     done     that the rewrite is complete, and how to start the query
     title    the end of the title of the plan
-    after    what the plan says about the time afterwards
+    after    the lines of the plan about the time afterwards
     """
 
     noun: str
     is_there: Callable[[RewritePlan], str]
     done: Callable[[RewritePlan], str]
     title: Callable[[RewritePlan], str]
-    after: Callable[[RewritePlan], str]
+    after: Callable[[RewritePlan], list[str]]
 
 
 def rewrite_options(noun: str) -> Callable[[Command], Command]:
@@ -130,7 +130,7 @@ def _lines(planned: RewritePlan, wording: Wording) -> list[str]:
         f"{planned.local_bytes:,} bytes of local disk",
         _commit(planned.batch, planned.origin),
         *file_sink_lines(planned),
-        wording.after(planned),
+        *wording.after(planned),
     ]
     if planned.half_done is not None:
         lines.insert(0, f"a {wording.noun} is incomplete: --apply finishes it, --abort reverses it")

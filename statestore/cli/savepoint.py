@@ -63,8 +63,8 @@ from statestore.storage import Storage
 @click.option(
     "--batch",
     type=click.IntRange(0),
-    help=f"The batch whose state to keep. {BATCH_DEFAULT} If DESTINATION has an unfinished savepoint with --rows, the "
-    "default is its batch.",
+    help=f"The batch whose state to keep. {BATCH_DEFAULT} If a run with --rows into DESTINATION was interrupted, the "
+    "default is the batch of that run.",
 )
 @click.option(
     "--format",
@@ -83,13 +83,13 @@ from statestore.storage import Storage
     "--forget",
     "forgets",
     is_flag=True,
-    help="With --delete: delete only the record. Use it if the files of the savepoint no longer exist.",
+    help="With --delete: only remove the savepoint from the list of ROOT. Use it if its files no longer exist.",
 )
 @click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
 @stopped_for_copy_option
 @mode_option(
-    "This verb requires snapshots or full to change the list of savepoints in ROOT. In mode observe, it saves the state "
-    "and does not change the list."
+    "In every mode, savepoint writes the savepoint to DESTINATION. In mode snapshots or full, it also adds the "
+    "savepoint to the list in ROOT. --delete requires one of these modes if ROOT lists the savepoint."
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option
@@ -122,16 +122,18 @@ def savepoint(
     Without --rows, the savepoint contains files, and a Spark query can start from it. --label is then required. With
     --rows, the savepoint contains tables with the rows of the state. --label is then optional.
 
-    The query of the source may be running. This verb does not change its state. A savepoint is an independent copy: garbage
-    collection of the source does not delete it. DESTINATION must be empty. This verb only adds files, so it runs
-    immediately, without --apply. If it is interrupted, run the same command again. If it then fails because the query
-    has committed more batches, add the --batch that the error names.
+    The query of the source may be running. savepoint does not change its state. A savepoint is an independent copy:
+    garbage collection of the source does not delete it. DESTINATION must be empty, or contain only files of an
+    interrupted run of the same command. savepoint only adds files, so it runs immediately, without --apply. If it is
+    interrupted, run the same command again. If it then fails because the query has committed more batches, add the
+    --batch that the error names.
 
     In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.
 
-    --list shows the labeled savepoints of ROOT, except those that were made in mode observe: in this mode, Statekeeper
-    writes nothing into ROOT. For such a savepoint, use its own location as ROOT:
+    The list of savepoints is stored in ROOT, and --list shows it. In mode observe, Statekeeper writes nothing into ROOT, so
+    the list does not contain savepoints that were made in this mode. To list or delete such a savepoint, use its own
+    location as ROOT:
 
     \b
         statekeeper savepoint LOCATION --list

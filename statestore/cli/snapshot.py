@@ -50,9 +50,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--all",
     "take_all",
     is_flag=True,
-    help="Take a snapshot of every store, also of stores with short tails. Stores are skipped if a new snapshot would not "
-    "shorten their tail. The query may be running. In structure V1, the snapshots of a native query are two batches behind "
-    "its head.",
+    help="Also take snapshots of stores with short tails. A store is skipped only if a new snapshot would not shorten its "
+    "tail.",
 )
 @click.option(
     "--at-head",
@@ -62,7 +61,7 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
 )
 @stopped_option("Required for --at-head for a native query in structure V1.")
 @for_spark_of_checkpoint_option
-@mode_option("This verb requires snapshots or full, except with --dry-run.")
+@mode_option("snapshot requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @click.option(
     "--changelogs",
@@ -74,10 +73,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--restore-target",
     "restore_target_seconds",
     type=Duration(),
-    help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, stores whose "
-    "tails are below the other limits also get snapshots, the longest tail first, until the total is within the maximum. "
-    "Default: the time in statekeeper.toml, "
-    "otherwise no maximum.",
+    help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, "
+    "snapshot also takes snapshots of stores below the limits for one tail. It begins with the longest tail, and "
+    "stops when the total is within the maximum. Default: the time in statekeeper.toml, otherwise no maximum.",
 )
 @scratch_option
 @workers_option
@@ -101,11 +99,12 @@ def snapshot(
     """Take snapshots of the stores with long tails.
 
     A tail is the changelogs after the newest snapshot: a restart replays them. A store gets a snapshot if its tail has many
-    changelogs (--changelogs), or if the predicted replay time of this tail is at least 10 s. To change this limit, set
-    `restore` in statekeeper.toml. The limit for all tails together is --restore-target.
+    changelogs (--changelogs), or if the predicted replay time of this tail is at least 10 s. To change the limit of 10 s,
+    set `restore` in statekeeper.toml. The limit for all tails together is --restore-target.
 
-    This verb only adds files, so it runs immediately, without --apply. The store with the longest tail comes first. If one
-    store fails, the others continue.
+    snapshot only adds files, so it runs immediately, without --apply. The query may be running. For a running native query
+    in structure V1, it takes snapshots of the state two batches before the head. The store with the longest tail comes
+    first. If one store fails, the others continue.
     """
     policy = root.policies.snapshot
     if changelogs is not None:

@@ -14,7 +14,7 @@ from statestore.maintenance import passes, records
 from statestore.maintenance.switchover import SwitchPlan
 
 
-@click.command(short_help="Move between structures V1 and V2.")
+@click.command(short_help="Move a checkpoint to the other structure, V1 or V2.")
 @root_argument
 @click.option(
     "--to",

@@ -22,7 +22,7 @@ from statestore.origin import origin_of
 @click.option(
     "--batch", type=click.IntRange(0), help="The batch that Spark must be able to read. Default: the newest batch."
 )
-@mode_option("This verb requires snapshots or full, except with --dry-run.")
+@mode_option("unpack requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @output_option
 def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, output: Output) -> None:
@@ -30,7 +30,7 @@ def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, out
 
     A job with log="batch" writes all changelogs of a batch as one object, a batch log. Spark cannot read batch logs.
 
-    This verb only adds files, so it runs immediately, without --apply. gc deletes the new files later, like other
+    unpack only adds files, so it runs immediately, without --apply. gc deletes the new files later, like other
     changelogs.
 
     If you need only the newest batch, you can also run:

@@ -48,7 +48,8 @@ def pending_delete(storage: Storage) -> frozenset[str]:
                     "this list of planned deletions has an invalid line: Statekeeper cannot tell which files a run of gc "
                     "is deleting",
                     path=entry.path,
-                    hint="wait until the list is a day old, then delete it",
+                    hint="the query is not affected. When the list is more than one day old, no run of gc uses it: "
+                    "then delete it",
                 )
             found.add(path)
     return frozenset(found)

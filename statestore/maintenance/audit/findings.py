@@ -27,7 +27,7 @@ class FindingKind(Enum):
 
     COMMIT_MISSING = "the commit log has a gap"
     COMMIT_UNREADABLE = "a commit cannot be read"
-    COMMIT_UNKNOWN_ID = "a commit names a checkpoint id without a file"
+    COMMIT_UNKNOWN_ID = "a commit names a checkpoint id that no state file has"
     COMMIT_AT_ODDS = "a commit contradicts the operator metadata"
     COMMITS_MIXED = "the commit log mixes structures V1 and V2 without a switchover"
     HALF_SWITCHED = "a switchover or another rewrite is incomplete"
@@ -35,7 +35,7 @@ class FindingKind(Enum):
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "an offset log entry cannot be read"
     LOG_IN_THE_WAY = "a stale Hadoop checksum blocks a log entry"
-    OFFSETS_AHEAD = "the offset log is ahead of the commit log"
+    OFFSETS_AHEAD = "the offset log is more than one batch ahead of the commit log"
     DESCRIPTION_MISSING = "a metadata file is missing"
     DESCRIPTION_UNREADABLE = "a metadata file cannot be read"
     DESCRIPTION_AT_ODDS = "metadata files contradict each other"
