@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from statestore.format.structure import Structure
 from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.s3_server import S3Server
 from tests.support.structures import as_sparks, without_ids
 from tests.support.switching import take_snapshots
 
@@ -32,6 +34,16 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[Structure, Checkp
 def source(request: pytest.FixtureRequest) -> Structure:
     """The structure that the checkpoint has."""
     return request.param
+
+
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
+def new_root(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Storage]:
+    """Opens a root by its name."""
+    if request.param == "disk":
+        return lambda name: open_storage(str(tmp_path / name))
+    server: S3Server = request.getfixturevalue("s3_server")
+    bucket = server.make_bucket()
+    return lambda name: open_storage(f"s3://{bucket}/{name}", options=server.options)
 
 
 @pytest.fixture

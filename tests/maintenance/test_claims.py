@@ -166,18 +166,19 @@ def test_the_owner_is_shown(query: Query, root: Storage, checkpoint: Storage, tm
 
 
 def test_a_crash_at_any_write_leaves_the_former_owner_or_the_new_one_and_a_later_run_completes_it(
-    query: Query, root: Storage, tmp_path: Path
+    new_root: Callable[[str], Storage], tmp_path: Path
 ) -> None:
-    del query
+    root = new_root("root")
+    own(root, tmp_path)
     binding_before = root.read(names.BINDING)
-    traced = FaultyStorage(root), FaultyStorage(open_storage(str(tmp_path / "traced")))
+    traced = FaultyStorage(root), FaultyStorage(new_root("traced"))
     claimed(*traced)
     root.replace(names.BINDING, binding_before)
     for number, faulty in enumerate(traced):
         writes = [one for one in faulty.trace if one.kind in (Kind.CREATE, Kind.REPLACE)]
         assert writes
         for request, fault in crash_matrix(writes):
-            checkpoint = open_storage(str(tmp_path / f"checkpoint {number} {request.number} {fault.name}"))
+            checkpoint = new_root(f"checkpoint {number} {request.number} {fault.name}")
             storages = [root, checkpoint]
             storages[number] = FaultyStorage(storages[number], {request.number: fault})
             try:

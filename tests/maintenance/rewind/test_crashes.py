@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.structure import Structure
 from statestore.origin import Origin
-from statestore.storage import Kind, Storage, open_storage
+from statestore.storage import Kind, Storage
 from tests.support.audits import audited
 from tests.support.clones import KINDS
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
@@ -21,6 +22,7 @@ from tests.support.repairs import contents
 from tests.support.rewinds import rewound, undone
 from tests.support.structures import held
 
+NewRoot = Callable[[str], Storage]
 NEWEST, TARGET = 4, 2
 FEW = [
     kind if number == 2 else pytest.param(*kind.values, id=kind.id, marks=pytest.mark.slow)
@@ -30,19 +32,19 @@ FEW = [
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW)
 def test_a_crash_at_any_request_leaves_a_checkpoint_that_loads_and_can_be_rewound_or_undone(
-    tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+    new_root: NewRoot, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
-    query = _made(tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    query = _made(new_root("root"), tmp_path, kind, structure, in_batch_logs=in_batch_logs)
     rows = {batch: query.checkpoint.states[batch + 1] for batch in range(TARGET, NEWEST + 1)}
     before = contents(query.storage)
-    traced = FaultyStorage(_copy(query.storage, tmp_path / "traced"))
+    traced = FaultyStorage(_copy(query.storage, new_root("traced")))
     run = rewound(traced, TARGET, tmp_path)
     target = {path: body for path, body in contents(traced).items() if path != names.BINDING}
     matrix = _writes(traced)
     assert len(matrix) > 30
     met = set()
     for number, (request, fault) in enumerate(matrix):
-        root = _copy(query.storage, tmp_path / f"root {number}")
+        root = _copy(query.storage, new_root(f"root {number}"))
         with _dies(request):
             rewound(FaultyStorage(root, {request.number: fault}), TARGET, tmp_path)
         _release(root)
@@ -67,16 +69,16 @@ def test_a_crash_at_any_request_leaves_a_checkpoint_that_loads_and_can_be_rewoun
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
 def test_a_crash_at_any_request_of_the_undo_leaves_a_checkpoint_that_loads_and_another_run_completes_it(
-    tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+    new_root: NewRoot, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
-    query = _made(tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    query = _made(new_root("root"), tmp_path, kind, structure, in_batch_logs=in_batch_logs)
     rows = {batch: query.checkpoint.states[batch + 1] for batch in range(TARGET, NEWEST + 1)}
     before = contents(query.storage)
     run = rewound(query.storage, TARGET, tmp_path)
-    traced = FaultyStorage(_copy(query.storage, tmp_path / "traced"))
+    traced = FaultyStorage(_copy(query.storage, new_root("traced")))
     undone(traced, run)
     for number, (request, fault) in enumerate(_writes(traced)):
-        root = _copy(query.storage, tmp_path / f"root {number}")
+        root = _copy(query.storage, new_root(f"root {number}"))
         with _dies(request):
             undone(FaultyStorage(root, {request.number: fault}), run)
         _release(root)
@@ -101,16 +103,14 @@ def _dies(request: Request) -> AbstractContextManager[object]:
     return pytest.raises((SimulatedCrash, StatekeeperError))
 
 
-def _made(folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
-    root = open_storage(str(folder / "root"))
+def _made(root: Storage, folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
     query = maintained_query(root, folder, structure, Origin(kind), batches=3, in_batch_logs=in_batch_logs)
     query.snapshot()
     query.grow(2)
     return query
 
 
-def _copy(storage: Storage, folder: Path) -> Storage:
-    copied = open_storage(str(folder))
+def _copy(storage: Storage, copied: Storage) -> Storage:
     for entry in storage.list("", hidden=True):
         copied.create(entry.path, storage.read(entry.path))
     return copied

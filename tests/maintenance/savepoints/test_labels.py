@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,34 +125,43 @@ def test_the_same_command_completes_an_interrupted_savepoint_of_a_running_source
     assert [label.batch for label in passes.savepoint.listed(source).labels] == [7]
 
 
-def test_a_run_after_a_crash_while_the_labels_are_written_completes_the_savepoint(disks: Roots, tmp_path: Path) -> None:
-    source, destination = disks
-    maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
+@pytest.mark.parametrize("of_labels", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["labels", "all"])
+@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
+def test_a_run_after_a_crash_completes_the_savepoint_and_its_labels(
+    roots: Roots, tmp_path: Path, of_labels: bool
+) -> None:
+    """Outside of the slow tests, a crash while the labels are written."""
+    source, destination = roots
+    query = maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
     traces = FaultyStorage(source), FaultyStorage(destination)
     kept(*traces, tmp_path)
     labeled = (savepoint_names.LABEL, savepoint_names.label("before"))
+    holds = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
     for side, trace in enumerate(traces):
-        matrix = crash_matrix([one for one in trace.trace if one.path in labeled and one.kind is Kind.CREATE])
-        assert len(matrix) >= 2
-        for request, fault in matrix:
+        chosen = [one for one in trace.trace if not of_labels or (one.path in labeled and one.kind is Kind.CREATE)]
+        matrix = crash_matrix(chosen)
+        assert len(matrix) >= (2 if of_labels else 20)
+        for number, (request, fault) in enumerate(matrix):
             destination.delete([entry.path for entry in destination.list("", hidden=True)])
-            source.delete(
-                [entry.path for folder in (savepoint_names.LABELS, names.LEASES) for entry in source.list(folder)]
-            )
+            source.delete([entry.path for folder in holds for entry in source.list(folder)])
             spoilt = [source, destination]
             spoilt[side] = FaultyStorage(spoilt[side], {request.number: fault})
-            with pytest.raises((SimulatedCrash, StatekeeperError)):
+            with suppress(StatekeeperError) if fault is Fault.LOST_REPLY else pytest.raises(SimulatedCrash):
                 kept(*spoilt, tmp_path)
+            for root in roots:
+                root.delete([entry.path for entry in root.list(names.LEASES)])
             kept(source, destination, tmp_path)
             assert passes.savepoint.listed(source) == passes.savepoint.listed(destination), (request, fault)
             assert len(passes.savepoint.listed(source).labels) == 1
+            assert query_of(query, destination, tmp_path / f"look {side} {number}", 1).is_right(), (request, fault)
 
 
+@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("side", [0, 1], ids=["source", "savepoint"])
 def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(
-    disks: Roots, tmp_path: Path, side: int
+    roots: Roots, tmp_path: Path, side: int
 ) -> None:
-    source, destination = disks
+    source, destination = roots
     maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
     kept(source, destination, tmp_path)
     whole = {entry.path: destination.read(entry.path) for entry in destination.list("", hidden=True)}
