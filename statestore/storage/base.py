@@ -42,7 +42,7 @@ class Entry:
 class Location:
     """The storage service of a root, and the root's place in it.
 
-    service   equal for roots of one service: the device of a file system, or the endpoint and the credentials of a bucket
+    service   equal for roots of one service: the number of a file system, or the endpoint and the credentials of a bucket
     place     the root in the service, such as "bucket/folder"; paths of objects follow it after "/"
     free      free bytes of a local disk; None elsewhere
     copies    whether the service copies objects between its roots
@@ -269,7 +269,8 @@ class Storage(Protocol):
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         """Create the object as a copy of an object of another root in the same service. Its bytes do not pass through this
-        process; on a file system the copy is a hard link, or a copy through this process if links fail.
+        process. On a file system the copy is a hard link. If links fail, it shares the blocks of the source, if the file
+        system has reflinks; else the kernel copies the bytes or, if it cannot, this process.
 
         Raises ObjectMissing if the object of the other root was deleted, and SourceChanged if it has changed since it was
         listed. *Danger*: in a bucket, an existing object at `path` is overwritten.

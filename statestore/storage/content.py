@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from statestore.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
+from statestore.storage.posix import is_copied_by_kernel
 
 DOWNLOAD_PIECE_BYTES = 1024 * 1024
 """Small, because several files are downloaded concurrently."""
@@ -53,6 +55,16 @@ class Content:
                 "became smaller during its upload; nothing was stored", path=str(self.data), hint="store it again"
             )
         return piece
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the bytes to a new file. The bytes of another local file are shared or copied by the kernel if it can.
+
+        Raises StorageError if that file is smaller than at first, and `OSError`.
+        """
+        if isinstance(self.data, Path) and is_copied_by_kernel(self.data, file.fileno(), self.size_bytes):
+            return
+        for number in range(self.pieces):
+            file.write(self.piece(number))
 
     def etag(self) -> str:
         """Return the ETag that S3 computes for an upload of these pieces, unless the object is encrypted with a KMS

@@ -46,7 +46,7 @@ from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_si
 from statestore.storage.local_parts import LocalPartsUpload
 from statestore.storage.omissions import SYMBOLIC_LINK
 from statestore.storage.ownership import Ownership
-from statestore.storage.posix import NO_LINK, flush, hard_link, opened
+from statestore.storage.posix import NO_LINK, file_system, flush, hard_link, opened
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -117,7 +117,7 @@ class LocalStorage(OpenedStore):
     @property
     def location(self) -> Location:
         there = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        return Location(("file", there.stat().st_dev), str(self._root), shutil.disk_usage(there).free)
+        return Location(("file", file_system(there)), str(self._root), shutil.disk_usage(there).free)
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         origin, target = _inside(Path(source.place), entry.path), self._place(path)
@@ -279,8 +279,7 @@ class LocalStorage(OpenedStore):
             # Private until it has its final owner.
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                for number in range(content.pieces):
-                    file.write(content.piece(number))
+                content.write_to(file)
                 file.flush()
                 ownership.give(descriptor, whose)
                 os.fsync(file.fileno())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from statestore.errors import AlreadyExists, ObjectMissing, SourceChanged
+from statestore.errors import AlreadyExists, ObjectMissing, SourceChanged, StorageError
 from statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_copies
+from statestore.storage.content import Content
+from tests.support import users
+from tests.support.mounts import two_places, used_bytes
 from tests.support.s3_server import S3Server
 
 Roots = tuple[Storage, Storage]
@@ -150,3 +155,101 @@ def test_a_file_is_copied_byte_by_byte_if_it_cannot_be_linked(tmp_path: Path) ->
         with pytest.raises(AlreadyExists):
             two.copy("state/1.sst", one.location, entry_of(one, "state/1.sst"))
     assert [entry.path for entry in two.list("", hidden=True)] == ["state/1.sst"]
+
+
+BODY = os.urandom(24 * 1024**2)
+"""More than one piece."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_a_file_that_cannot_be_linked_shares_its_blocks_with_its_copy(kind: str) -> None:
+    """Two mounts of one XFS, and two subvolumes of one Btrfs."""
+    with two_places(kind) as places:
+        one, two = (open_storage(str(place)) for place in places)
+        one.create("state/1.sst", BODY)
+        two.create("small", b"also creates the folders for unfinished files")
+        with pytest.raises(OSError, match="cross-device"):
+            os.link(places[0] / "state/1.sst", places[1] / "linked")
+        assert two.location.can_copy_from(one.location)
+        before = used_bytes(places[0])
+        two.copy("state/1.sst", one.location, entry_of(one, "state/1.sst"))
+        assert used_bytes(places[0]) - before < len(BODY) / 10
+        assert two.read("state/1.sst") == BODY
+        one.replace("state/1.sst", b"later")
+        assert two.read("state/1.sst") == BODY
+
+
+@users.AS_ROOT
+def test_the_kernel_copies_a_file_that_may_not_be_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another user: fs.protected_hardlinks forbids a link."""
+    if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
+        pytest.skip("needs fs.protected_hardlinks")
+
+    def read(content: Content, number: int) -> bytes:
+        raise AssertionError("the bytes pass through this process")
+
+    with users.public_folder() as folder:
+        one, two = (open_storage(str(folder / name)) for name in ("one", "two"))
+        one.create("state/1.sst", BODY)
+        users.give(folder / "one")
+        entry = entry_of(one, "state/1.sst")
+
+        def copy() -> None:
+            two.copy("state/1.sst", one.location, entry)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Content, "piece", read)
+            assert users.as_user(users.OTHER, copy) == 0
+        assert (folder / "two/state/1.sst").stat().st_uid == users.OTHER
+        assert (folder / "two/state/1.sst").stat().st_nlink == 1
+        assert two.read("state/1.sst") == BODY
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
+@pytest.mark.parametrize("done", [0, 1024])
+def test_a_file_is_copied_through_this_process_if_the_kernel_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, done: int
+) -> None:
+    copied = os.copy_file_range
+
+    def fail(source: int, target: int, count: int, offset: int, at: int) -> int:
+        if offset < done:
+            return copied(source, target, done - offset, offset, at)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    origin = tmp_path / "origin"
+    origin.write_bytes(BODY)
+    storage = open_storage(str(tmp_path / "root"))
+    storage.create("state/1.sst", origin)
+    assert storage.read("state/1.sst") == BODY
+
+
+def test_a_copy_of_a_file_that_became_smaller_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(BODY)
+    storage = open_storage(str(tmp_path / "root"))
+    copied = os.copy_file_range
+
+    def shrink(*arguments: int) -> int:
+        os.truncate(origin, 1024)
+        return copied(*arguments)
+
+    monkeypatch.setattr(os, "copy_file_range", shrink)
+    with pytest.raises(StorageError, match="became smaller"):
+        storage.create("state/1.sst", origin)
+    assert storage.list("", hidden=True) == []
+
+
+def test_a_full_disk_is_an_error_and_not_a_reason_to_copy_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    origin = tmp_path / "origin"
+    origin.write_bytes(b"x")
+    with pytest.raises(StorageError, match="no space is left"):
+        open_storage(str(tmp_path / "root")).create("state/1.sst", origin)

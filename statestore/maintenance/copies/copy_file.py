@@ -24,7 +24,7 @@ class Way(Enum):
     """How a file is copied."""
 
     SERVICE = "by the storage service"
-    """On a local disk: a hard link."""
+    """On a local disk: a hard link, or a reflink or a copy if links fail."""
     STREAM = "through this machine"
     REWRITE = "with other ids or URLs"
     PRESENT = "present from an earlier run"
