@@ -4,9 +4,9 @@
     plan      the files that batch N needs, and how each is copied                                pure
     execute   state, then metadata and sources, then offsets, then commits
 
-Files of state are copied by the storage service (a hard link or a reflink on a local disk) if both roots are in one service.
-Else they pass through this process. Files with the id of the query or the URL of the root are rewritten. The destination is no
-checkpoint before the commit of batch N, so that a run after a crash completes it.
+Files of state are copied by the storage service if both roots are in one service: on a local disk by a hard link or a
+reflink. Else they pass through this process. Files with the id of the query or the URL of the root are rewritten. The
+destination is no checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
 from statestore.maintenance.copies.copy_file import CopyFile, Way, oldest_batch

@@ -27,6 +27,7 @@ _LOGS = (names.OFFSETS, names.COMMITS)
 V1 = pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.mark.slow)
 
 
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), [KINDS[1], V1])
 @pytest.mark.parametrize(
     ("roots", "share"),
