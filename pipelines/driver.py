@@ -22,6 +22,7 @@ from pipelines.batch_log import LogLayout, changelogs_of, part_of
 from pipelines.data_files import OutputFiles
 from pipelines.emergency import EmergencySnapshots
 from pipelines.host import Host
+from pipelines.initial import InitialState
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
 from pipelines.materialised import Materialised
 from pipelines.metrics import MetricsWindow
@@ -30,7 +31,7 @@ from pipelines.operator_job import run_to_files
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.report_channel import AttemptReporter, ReportChannel
-from pipelines.reports import PartitionReport, Reported, TaskFailure, TaskReport
+from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest
 from pipelines.sinks import Attempt, FileSink, Sink, TracedSink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
@@ -38,7 +39,7 @@ from pipelines.task import TaskPlan
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
 from statestore.engine.sweep import SweepLimits
-from statestore.errors import BaseIdMismatch, ForeignBlock, PartitionMissing, SinkConflict, StatekeeperError
+from statestore.errors import ForeignBlock, SinkConflict, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.structure import Structure
 from statestore.root import Done, Pending, Ready, SinkPosition, StateRoot
@@ -70,6 +71,7 @@ class BatchDriver:
         tasks: int | None = None,
         structure: Structure = Structure.V2,
         log: LogLayout = LogLayout.STORES,
+        initial: InitialState | None = None,
         clock: Clock,
         ids: Ids,
         observer: Observer,
@@ -91,6 +93,7 @@ class BatchDriver:
         self._tasks = tasks
         self._structure = structure
         self._log = log
+        self._initial = initial
         self._clock = clock
         self._ids = ids
         self._observer = observer
@@ -198,7 +201,12 @@ class BatchDriver:
         if self._root is None:
             schemas = self._operator.store_schemas(self._row_columns)
             wanted = Binding(
-                root_id="", query_id=query_id, partitions=self._partitions, key_groups=self._key_groups, stores=schemas
+                root_id="",
+                query_id=query_id,
+                partitions=self._partitions,
+                key_groups=self._key_groups,
+                stores=schemas,
+                initial=self._initial is not None,
             )
             self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
             held = self._root.binding
@@ -229,8 +237,8 @@ class BatchDriver:
             reporter = channel.open(self._ids.fresh())
             attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
             plan = self._plan(root, ready, attempt, reporter, rows.sparkSession)
-            with Materialised(plan, rows) as output:
-                tasks = self._checked(channel.take(reporter), ready, plan.partitioning)
+            with Materialised(plan, rows, self._initial_of(batch)) as output:
+                tasks = self._checked(channel.take(reporter), ready, plan)
                 reports = [report for task in tasks for report in task.partitions]
                 pending = self._record(root, ready, attempt, reports, sources)
                 try:
@@ -274,7 +282,7 @@ class BatchDriver:
         self._enter(batch, Phase.COMPUTING)
         attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
         plan = self._plan(root, ready, attempt, files, rows.sparkSession)
-        tasks = self._checked(run_to_files(plan, rows), ready, plan.partitioning)
+        tasks = self._checked(run_to_files(plan, rows, self._initial_of(batch)), ready, plan)
         reports = [report for task in tasks for report in task.partitions]
         pending = self._record(root, ready, attempt, reports, sources)
         try:
@@ -307,6 +315,7 @@ class BatchDriver:
             ids=_ids_by_operator(reports, ready),
             structure=root.structure,
             sink=self._sink_position,
+            initial=initial_digest(reports),
         )
         changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
         began = self._clock.monotonic_seconds()
@@ -339,6 +348,7 @@ class BatchDriver:
         session: SparkSession,
     ) -> TaskPlan:
         partitions = root.binding.partitions
+        initial = self._initial_of(attempt.batch)
         slots = self._tasks or session.sparkContext.defaultParallelism
         return TaskPlan(
             root=self._root_spec,
@@ -354,36 +364,16 @@ class BatchDriver:
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             output=output,
+            initial=None if initial is None else initial.columns,
         )
 
-    def _checked(self, reports: Sequence[Reported], ready: Ready, partitioning: Partitioning) -> list[TaskReport]:
-        """Return one report per task, of partitions built on the bases that the driver sent. Raises `PartitionMissing`,
-        `BaseIdMismatch`, and the error of a task."""
-        chosen: dict[int, TaskReport] = {}
-        for report in reports:
-            if isinstance(report, TaskFailure):
-                raise report.error
-            chosen.setdefault(report.task, report)
-        of_partitions = [report for task in chosen.values() for report in task.partitions]
-        missing = sorted(set(range(partitioning.partitions)) - {report.partition for report in of_partitions})
-        if missing:
-            raise PartitionMissing(
-                f"{len(missing)} of {partitioning.partitions} partitions reported no commit, the first is {missing[0]}; "
-                "the batch was not committed",
-                hint="restart the query: it runs the batch again",
-            )
-        for of_partition in of_partitions:
-            for store in of_partition.stores:
-                sent = ready.bases[store.operator][of_partition.partition]
-                if not store.base.is_same(sent):
-                    raise BaseIdMismatch(
-                        f"the task of operator {store.operator}, partition {of_partition.partition} started from version "
-                        f"{store.base.version} (id {store.base.mark}), but the driver sent version {sent.version} (id "
-                        f"{sent.mark}); the batch was not committed",
-                        hint="restart the query: it runs the batch again",
-                    )
-        self._metrics.add_tasks(chosen.values())
-        return [chosen[task] for task in range(partitioning.tasks)]
+    def _initial_of(self, batch: int) -> InitialState | None:
+        return self._initial if batch == 0 else None
+
+    def _checked(self, reports: Sequence[Reported], ready: Ready, plan: TaskPlan) -> list[TaskReport]:
+        tasks = checked(reports, ready.bases, plan.partitioning)
+        self._metrics.add_tasks(tasks)
+        return tasks
 
     def _settled_with_sink(
         self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]

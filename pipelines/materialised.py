@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from pipelines.initial import InitialState
 from pipelines.operator_job import operator_job
 from pipelines.spark_errors import FOREIGN_BLOCK
 from pipelines.task import MARKER_COLUMN, TAG_COLUMN, TaskPlan
@@ -18,8 +19,8 @@ class Materialised:
     Because the lineage is cut, reading a lost block raises an error; Spark never runs the operator a second time.
     """
 
-    def __init__(self, plan: TaskPlan, rows: DataFrame) -> None:
-        self._frame = operator_job(plan, rows).localCheckpoint(eager=True)
+    def __init__(self, plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> None:
+        self._frame = operator_job(plan, rows, initial).localCheckpoint(eager=True)
 
     def rows_of(self, tags: Sequence[int]) -> DataFrame:
         """Return the output without markers. `tags`: of each task. Reading a row of another attempt fails."""

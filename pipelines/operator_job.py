@@ -5,16 +5,20 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pipelines.initial import InitialState
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.reports import Reported
 from pipelines.task import TaskPlan
 
 
-def operator_job(plan: TaskPlan, rows: DataFrame) -> DataFrame:
-    """Return the results of the tasks, see `TaskPlan.result_schema`. Each evaluation runs the operator again."""
+def operator_job(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> DataFrame:
+    """Return the results of the tasks, see `TaskPlan.result_schema`. Each evaluation runs the operator again.
+
+    initial   initial rows, which go to the tasks with the rows of batch 0
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     session = rows.sparkSession
@@ -27,19 +31,25 @@ def operator_job(plan: TaskPlan, rows: DataFrame) -> DataFrame:
     order = [place[name] for name in plan.operator.order_by]
     group = f"pmod(hash({', '.join(keys)}), {plan.partitioning.key_groups})"
     task = plan.partitioning.task_sql(place[GROUP_COLUMN])
+    columns = [place[name] for name in rows.columns]
+    placed = rows.toDF(*columns)
+    added: list[str] = []
+    first: list[Column] = []
+    if initial is not None:
+        placed, added = initial.added_to(placed), initial.added_columns
+        first = [F.col(added[0]).asc_nulls_last()]
     routed = (
-        rows.toDF(*(place[name] for name in rows.columns))
-        .selectExpr("*", f"{group} AS {place[GROUP_COLUMN]}")
+        placed.selectExpr(*columns, f"{group} AS {place[GROUP_COLUMN]}", *added)
         .repartitionById(plan.partitioning.tasks, F.expr(task))
-        .sortWithinPartitions(place[GROUP_COLUMN], *keys, *order)
+        .sortWithinPartitions(place[GROUP_COLUMN], *first, *keys, *order)
     )
     return routed.mapInArrow(plan, from_arrow_schema(plan.result_schema()))
 
 
-def run_to_files(plan: TaskPlan, rows: DataFrame) -> Sequence[Reported]:
+def run_to_files(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> Sequence[Reported]:
     """Run the operator, whose tasks write data files, and return one report per task.
 
     Spark keeps the first result of each task: the reports of failed attempts and of speculative twins never arrive.
     """
-    results = operator_job(plan, rows).collect()
+    results = operator_job(plan, rows, initial).collect()
     return [pickle.loads(row[0]) for row in results]  # noqa: S301 - of this query's own tasks

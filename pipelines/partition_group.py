@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.frames import to_pandas
+from pipelines.initial_rows import INPUT, InitialRows
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.results import as_table
@@ -47,6 +48,7 @@ class PartitionGroup:
 
     stores         partition -> its stores; all partitions of the group, in order
     partitions_of  converts key groups to partitions; shape (rows,) to (rows,)
+    initial        initial rows among the rows of batch 0; None without
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class PartitionGroup:
         row_columns: pa.Schema,
         stores: Mapping[int, Stores],
         partitions_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        initial: InitialRows | None = None,
     ) -> None:
         self.rows_in = dict.fromkeys(stores, 0)
         self._operator = operator
@@ -62,6 +65,8 @@ class PartitionGroup:
         self._key_columns = operator.key_columns(row_columns)
         self._stores = stores
         self._partitions_of = partitions_of
+        self._initial = initial
+        self._uncommitted = list(stores)
 
     def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the rows, sorted by key group, and return the output piece by piece.
@@ -69,23 +74,40 @@ class PartitionGroup:
         Commit the stores of a partition when its last rows are processed. So the changes of one piece are in memory, and
         not those of the group.
         """
-        uncommitted = list(self._stores)
+        if self._initial is None:
+            yield from self._process_input(batches)
+        else:
+            for kind, rows in self._initial.by_kind(batches):
+                if kind == INPUT:
+                    yield from self._process_input(rows)
+                else:
+                    self._put_initial(kind, rows)
+        self._commit_until(None)
+
+    def _process_input(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         tables = (self._named(batch) for batch in batches)
         for piece in whole_keys(
             tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
         ):
             spans = self._spans(piece.rows.column(GROUP_COLUMN))
-            while uncommitted[0] < spans[0].partition:
-                self._commit(uncommitted.pop(0))
+            self._commit_until(spans[0].partition)
             for span in spans:
                 self.rows_in[span.partition] += span.rows
             yield self._process(piece)
-        for partition in uncommitted:
-            self._commit(partition)
 
-    def _commit(self, partition: int) -> None:
-        for store in self._stores[partition].values():
-            store.commit()
+    def _put_initial(self, kind: int, batches: Iterator[pa.RecordBatch]) -> None:
+        assert self._initial is not None
+        for rows in batches:
+            for span in self._spans(rows.column(len(self._row_columns) - 1)):
+                self._commit_until(span.partition)
+                part = rows.slice(span.start, span.rows)
+                self._initial.put(kind, part, span.partition, self._stores[span.partition])
+
+    def _commit_until(self, partition: int | None) -> None:
+        """Commit the partitions before this one, which get no more rows; None: all."""
+        while self._uncommitted and (partition is None or self._uncommitted[0] < partition):
+            for store in self._stores[self._uncommitted.pop(0)].values():
+                store.commit()
 
     def _named(self, batch: pa.RecordBatch) -> pa.Table:
         # Spark passes timestamps in the session's time zone; the state holds UTC.

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
 from pipelines.batch_log import LogLayout
+from pipelines.initial import InitialState
 from pipelines.operator import Frames, StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.task import MARKER_COLUMN, TAG_COLUMN
@@ -168,10 +169,17 @@ def require_places_apart(places: Mapping[str, str]) -> None:
 
 
 def require_root(
-    root: Storage, checkpoint: Storage, operator: StatefulOperator, columns: pa.Schema, structure: Structure
+    root: Storage,
+    checkpoint: Storage,
+    operator: StatefulOperator,
+    columns: pa.Schema,
+    structure: Structure,
+    initial: InitialState | None = None,
 ) -> None:
-    """Check that root and checkpoint belong together. Raises `ForeignRoot`, `RootLost`, `SchemaMismatch`, `OtherStructure`,
-    `HalfSwitched`, and `AccessDenied` for a folder that cannot be created.
+    """Check that root and checkpoint belong together, and the columns of the initial rows if batch 0 will read them.
+
+    Raises `ForeignRoot`, `RootLost`, `SchemaMismatch`, `OtherStructure`, `HalfSwitched`, `WrongInitial`, and `AccessDenied`
+    for a folder that cannot be created.
     """
     for storage in (root, checkpoint):
         _require_writable(storage.url)
@@ -183,8 +191,11 @@ def require_root(
         partitions=1,
         key_groups=1,
         stores=operator.store_schemas(columns),
+        initial=initial is not None,
     )
     require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)
+    if initial is not None and catalog.newest_batch(root) is None:
+        _ = initial.frames
 
 
 def _require_writable(url: str) -> None:

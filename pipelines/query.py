@@ -15,6 +15,7 @@ from pipelines import preflight
 from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver, StopWanted
 from pipelines.host import Host
+from pipelines.initial import Initial, InitialState
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
@@ -104,6 +105,7 @@ def start(
     tasks: int | None = None,
     structure: Structure = Structure.V2,
     log: LogLayout | str = LogLayout.STORES,
+    initial: Initial | None = None,
     storage_timeout_seconds: float = 120.0,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
@@ -124,6 +126,10 @@ def start(
                  the query fails with `OtherStructure`; `statekeeper switch` changes the structure
     log          "stores": each changelog is an object, which Spark can read. "batch": the small changelogs of a batch are
                  one object, so that the requests per batch do not depend on the partitions (FLIP-158); structure V2 only
+    initial      first state of a new job: a DataFrame with exactly the key and value columns and one row for each key, for
+                 several stores a dict from store name to DataFrame, or a function that returns one of them. Batch 0
+                 writes these rows into the state before it processes its input. If batch 0 runs again, `initial` must
+                 return the same rows. After batch 0 is committed, `initial` is ignored and a function is not called
     storage_timeout_seconds
                  how long a batch waits for unavailable storage. The query keeps the changes and sends the same request
                  again until it succeeds. After this time it fails with `StorageError`. 0: a few tries
@@ -131,8 +137,8 @@ def start(
 
     Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
     configured, more partitions than key groups, nested locations), `UnsupportedType`, `SchemaMismatch`,
-    `UnusableFunction`, `ForeignRoot`, `RootLost`, `OtherStructure`, `HalfSwitched`, `UnsafeSink`, `AccessDenied`,
-    `StorageError`.
+    `UnusableFunction`, `ForeignRoot`, `RootLost`, `OtherStructure`, `HalfSwitched`, `WrongInitial`, `UnsafeSink`,
+    `AccessDenied`, `StorageError`.
     """
     session = stream.sparkSession
     require_classic(session)
@@ -150,7 +156,8 @@ def start(
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
-    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure)
+    first = None if initial is None else InitialState(operator, row_columns, initial)
+    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first)
     if isinstance(sink, preflight.CheckedSink):
         sink.require_ready(session, operator.output)
     if not sink.supports_exactly_once and not isinstance(sink, NoSink):
@@ -170,6 +177,7 @@ def start(
         tasks=preflight.chosen_tasks(tasks),
         structure=structure,
         log=layout,
+        initial=first,
         clock=clock,
         ids=ids,
         observer=observer or _Silent(),

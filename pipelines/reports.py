@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.data_files import DataFile
+from pipelines.partitioning import Partitioning
 from statestore.commit_metrics import CommitMetrics
-from statestore.errors import StatekeeperError
+from statestore.engine.rows_digest import RowsDigest
+from statestore.errors import BaseIdMismatch, PartitionMissing, StatekeeperError
 from statestore.format.names import VersionId
 from statestore.loading.loaded import LoadReport
 from statestore.storage import RequestCounts
@@ -35,6 +38,7 @@ class PartitionReport:
 
     host                the place of the partition's local copies: the machine's name and the operator's folder on it
     peak_memory_bytes   peak memory of the worker's process
+    initial             the initial rows of the partition, in batch 0
     """
 
     partition: int
@@ -42,6 +46,7 @@ class PartitionReport:
     rows_in: int
     stores: tuple[StoreReport, ...]
     peak_memory_bytes: int
+    initial: RowsDigest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +74,42 @@ class TaskFailure:
 
 
 Reported = TaskReport | TaskFailure
+
+
+def checked(
+    reports: Sequence[Reported], bases: Mapping[int, tuple[VersionId, ...]], partitioning: Partitioning
+) -> list[TaskReport]:
+    """Return one report per task, of partitions built on the bases that the driver sent. Raises `PartitionMissing`,
+    `BaseIdMismatch`, and the error of a task."""
+    chosen: dict[int, TaskReport] = {}
+    for report in reports:
+        if isinstance(report, TaskFailure):
+            raise report.error
+        chosen.setdefault(report.task, report)
+    of_partitions = [report for task in chosen.values() for report in task.partitions]
+    missing = sorted(set(range(partitioning.partitions)) - {report.partition for report in of_partitions})
+    if missing:
+        raise PartitionMissing(
+            f"{len(missing)} of {partitioning.partitions} partitions reported no commit, the first is {missing[0]}; "
+            "the batch was not committed",
+            hint="restart the query: it runs the batch again",
+        )
+    for of_partition in of_partitions:
+        for store in of_partition.stores:
+            sent = bases[store.operator][of_partition.partition]
+            if not store.base.is_same(sent):
+                raise BaseIdMismatch(
+                    f"the task of operator {store.operator}, partition {of_partition.partition} started from version "
+                    f"{store.base.version} (id {store.base.mark}), but the driver sent version {sent.version} (id "
+                    f"{sent.mark}); the batch was not committed",
+                    hint="restart the query: it runs the batch again",
+                )
+    return [chosen[task] for task in range(partitioning.tasks)]
+
+
+def initial_digest(reports: Sequence[PartitionReport]) -> str | None:
+    """Return the digest of the initial rows of all partitions; None for a batch without."""
+    total, found = RowsDigest(), [report.initial for report in reports if report.initial is not None]
+    for of_partition in found:
+        total.merge(of_partition)
+    return str(total) if found else None

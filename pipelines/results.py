@@ -37,7 +37,7 @@ def as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
             )
         columns.append(_column(given, field, schema, what))
     for column, field in zip(columns, schema, strict=True):
-        place = _null_in(column, field, field.name)
+        place = null_in(column, field, field.name)
         if place is not None:
             raise WrongResult(
                 f"{what}: column {place!r} contains nulls, but is declared without nulls", hint="declare it nullable"
@@ -211,7 +211,7 @@ def _is_same_value(given: Any, kept: Any, kind: pa.DataType) -> bool:
     return isinstance(given, bool) == isinstance(kept, bool) and bool(given == kept)
 
 
-def _null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
+def null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
     """Return the path of a non-nullable field that holds a null, at any depth."""
     if column.null_count and not field.nullable:
         return path
@@ -225,5 +225,5 @@ def _null_in(column: pa.ChunkedArray, field: pa.Field, path: str) -> str | None:
         parts = [(pc.struct_field(entries, [1]), field.type.item_field, "value")]
     else:
         return None
-    found = (_null_in(part, child, f"{path}.{name}") for part, child, name in parts)
+    found = (null_in(part, child, f"{path}.{name}") for part, child, name in parts)
     return next((place for place in found if place is not None), None)

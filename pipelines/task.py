@@ -26,14 +26,16 @@ import pyarrow as pa
 
 from pipelines.assignments import Assignments
 from pipelines.data_files import DataFile, OutputFiles
+from pipelines.initial_rows import InitialColumns, InitialRows
 from pipelines.operator import StatefulOperator
 from pipelines.partition_group import PartitionGroup, Stores
 from pipelines.partitioning import Partitioning
 from pipelines.reports import PartitionReport, Reported, StoreReport, TaskFailure, TaskReport, tag_of
 from statestore.clock import Ids, RandomIds, SystemClock
+from statestore.engine.rows_digest import RowsDigest
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
-from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongResult
+from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongInitial, WrongResult
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
@@ -69,6 +71,7 @@ class TaskPlan:
     """Input of a task, the same for all tasks of a batch; sent to the workers.
 
     output    where the task writes data files, or the reporter of a task that returns its output as rows
+    initial   layout of the initial rows among the rows of batch 0; None without
     """
 
     root: StorageSpec
@@ -84,6 +87,7 @@ class TaskPlan:
     limits: StoreLimits
     sweep: SweepLimits
     output: OutputFiles | Reporter
+    initial: InitialColumns | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one task; the function for `mapInArrow`."""
@@ -94,7 +98,7 @@ class TaskPlan:
         task = _Task(self, context.partitionId())
         try:
             yield from task.run(batches)
-        except (HotKey, LineageCeiling, WrongResult) as error:
+        except (HotKey, LineageCeiling, WrongInitial, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
             yield from task.fail(error)
@@ -167,12 +171,16 @@ class _Task:
             }
             with contextlib.ExitStack() as stack:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
-                group = PartitionGroup(plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups)
+                initial = InitialRows(plan.operator, plan.row_columns, plan.initial) if plan.initial else None
+                group = PartitionGroup(
+                    plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups, initial
+                )
                 with contextlib.closing(group.process_all(rows)) as outputs:
                     yield from outputs
             peak_bytes = _peak_memory_bytes()
             for number, partition in opened.items():
-                self._reports.append(partition.report(group.rows_in[number], host, peak_bytes))
+                loaded = None if initial is None else initial.digests.get(number, RowsDigest())
+                self._reports.append(partition.report(group.rows_in[number], host, peak_bytes, loaded))
                 self._wanting += partition.wanting()
         # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
         threading.Thread(target=_keep_house, args=(self._wanting, plan), daemon=True).start()
@@ -228,7 +236,7 @@ class _Stores:
             open_copies=_worker_copies(self._plan.limits.block_cache_bytes, os.getpid()),
         )
 
-    def report(self, rows_in: int, host: str, peak_memory_bytes: int) -> PartitionReport:
+    def report(self, rows_in: int, host: str, peak_memory_bytes: int, initial: RowsDigest | None) -> PartitionReport:
         """Return the partition's report, after its commits."""
         return PartitionReport(
             partition=self._partition,
@@ -246,6 +254,7 @@ class _Stores:
                 for operator, store in enumerate(self.stores.values())
             ),
             peak_memory_bytes=peak_memory_bytes,
+            initial=initial,
         )
 
     def wanting(self) -> list[tuple[StoreAddress, VersionId]]:

@@ -22,6 +22,7 @@ from statestore.errors import (
     RootLost,
     SchemaMismatch,
     UnknownFormatVersion,
+    WrongInitial,
 )
 from statestore.format import names
 from statestore.format.json_object import json_object
@@ -69,6 +70,7 @@ class Binding:
 
     claim       how the query became the owner; None for the query that created the root, and after a rewind
     former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
+    initial     batch 0 starts from initial rows of the job
     """
 
     root_id: str
@@ -78,6 +80,7 @@ class Binding:
     stores: tuple[StoreSchema, ...]
     claim: Claim | None = None
     former_ids: tuple[str, ...] = ()
+    initial: bool = False
 
     def owned_by(self, query_id: str, claim: Claim | None = None) -> Binding:
         """Return the binding with another owner, whose former ids include the present one."""
@@ -142,14 +145,14 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
             storage.create(names.BINDING, held)
         except AlreadyExists:
             held = storage.read(names.BINDING)
-    return _bound(storage, held, wanted)
+    return _bound(storage, held, wanted, batch)
 
 
 def require_bindable(storage: Storage, wanted: Binding, *, batch: int) -> None:
     """Verify that `bind` would succeed, without a write. Raises as `bind`."""
     held = read_or_none(storage, names.BINDING)
     if held is not None:
-        _bound(storage, held, wanted)
+        _bound(storage, held, wanted, batch)
     elif batch > 0:
         raise _no_root(storage.url, batch)
 
@@ -162,7 +165,7 @@ def _no_root(url: str, batch: int) -> RootLost:
     )
 
 
-def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
+def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
     binding = parse_binding(held)
     if binding.query_id != wanted.query_id:
         raise ForeignRoot(
@@ -171,9 +174,31 @@ def _bound(storage: Storage, held: bytes, wanted: Binding) -> Bound:
             hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint NEW; "
             "for a new query, use a new root",
         )
+    _require_same_start(storage, binding, wanted, batch)
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
     return Bound(binding, older, wanted.stores)
+
+
+def _require_same_start(storage: Storage, held: Binding, wanted: Binding, batch: int) -> None:
+    """Verify that the job has initial rows if batch 0 needs them, and that this root has applied them otherwise.
+
+    The binding is created once. So all attempts at batch 0 start from initial rows, or none does. Raises `WrongInitial`.
+    """
+    if wanted.initial and not held.initial:
+        raise WrongInitial(
+            "the state root was created without initial rows, so those of the job would be missing in the state; the query "
+            "was not started",
+            path=storage.url,
+            hint="remove `initial` to continue with the state of this root, or start with a new root and a new checkpoint",
+        )
+    if held.initial and not wanted.initial and batch <= 0 and storage.stat(names.commits(0)) is None:
+        raise WrongInitial(
+            "the state root starts from initial rows, and batch 0 is not committed, but the job has no `initial`; the "
+            "query was not started",
+            path=storage.url,
+            hint="start the job with the same `initial` as before. You can remove it after batch 0 is committed",
+        )
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:
@@ -303,6 +328,8 @@ def encode_binding(binding: Binding) -> bytes:
         body["claim"] = {"at": binding.claim.at_seconds, "by": binding.claim.by, "former": binding.claim.former}
     if binding.former_ids:
         body["formerQueries"] = list(binding.former_ids)
+    if binding.initial:
+        body["initial"] = True
     return json.dumps(body, indent=1).encode()
 
 
@@ -344,6 +371,7 @@ def parse_binding(data: bytes) -> Binding:
             stores=stores,
             claim=claim,
             former_ids=_parsed_former_ids(body, claim),
+            initial=bool(body.get("initial", False)),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

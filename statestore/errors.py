@@ -46,6 +46,7 @@
     ├── BadConfiguration                   2  bad_configuration       correct statekeeper.toml
     ├── UnsupportedType                    2  unsupported_type        use another type
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
+    ├── WrongInitial                      13  wrong_initial           correct `initial`, or start a new root
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── UnusableFunction                   2  unusable_function       correct the update function
@@ -377,6 +378,13 @@ class SchemaMismatch(StatekeeperError):
     """The schema of the job is not that of the root."""
 
     code = "schema_mismatch"
+    exit_code = 13
+
+
+class WrongInitial(StatekeeperError):
+    """The initial rows of a job are invalid, have changed, or do not belong to this root. Nothing was committed."""
+
+    code = "wrong_initial"
     exit_code = 13
 
 

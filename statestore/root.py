@@ -31,6 +31,7 @@ from statestore.errors import (
     ObjectMissing,
     OtherStructure,
     RootLost,
+    WrongInitial,
 )
 from statestore.format import batch_log, logs, names, operators
 from statestore.format.batch_log import Place
@@ -54,7 +55,8 @@ class SinkPosition:
 class Pending:
     """An attempt at a batch, recorded before it writes to the sink: its identity and the ids of its versions.
 
-    `sink`: the position of the sink before the attempt; None if the sink has no history, or no table yet.
+    `sink`: the position of the sink before the attempt; None if the sink has no history, or no table yet. `initial`: the
+    digest of the initial rows, in batch 0.
     """
 
     batch: int
@@ -66,6 +68,7 @@ class Pending:
     ids: Mapping[int, tuple[str, ...]]
     structure: Structure = Structure.V2
     sink: SinkPosition | None = None
+    initial: str | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,11 @@ class StateRoot:
 
         changelogs  if given, the record is in a batch log with these members; see `format.batch_log`
         metrics     the figures of the query before this batch, for Dagster and `inspect`
+
+        Raises `WrongInitial` if the initial rows differ from those of an earlier attempt at batch 0.
         """
+        if pending.initial is not None:
+            self._require_same_initial(pending.initial)
         body: dict[str, Any] = {
             "root": pending.root_id,
             "query": pending.query_id,
@@ -175,6 +182,8 @@ class StateRoot:
         }
         if pending.sink is not None:
             body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
+        if pending.initial is not None:
+            body["initial"] = pending.initial
         if metrics is not None:
             body["metrics"] = metrics.as_json()
         if changelogs is None:
@@ -184,6 +193,19 @@ class StateRoot:
             path, data = names.batch_log(version, tag), batch_log.encode(version, tag, body, changelogs)
         self.storage.create(path, data)
         return len(data)
+
+    def _require_same_initial(self, mine: str) -> None:
+        # A sink that cannot report its batches may hold the output of the earlier attempt.
+        for path, record in attempts.records_at(self.storage, 0):
+            held = record.get("initial")
+            if held != mine:
+                raise WrongInitial(
+                    f"an earlier attempt at batch 0 read other initial rows ({_initial_rows(held)}, this attempt: "
+                    f"{_initial_rows(mine)} with another digest); the batch was not committed",
+                    path=path,
+                    hint="let `initial` return the same rows as before, for example a fixed version of the table. "
+                    "Otherwise start with a new root, a new checkpoint and an empty sink",
+                )
 
     def pending(self, batch: int, attempt: str) -> Pending | None:
         """Read the record of an attempt; None if there is none."""
@@ -314,6 +336,7 @@ def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
             ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
             structure=Structure(body.get("structure", Structure.V2)),
             sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
+            initial=None if body.get("initial") is None else str(body["initial"]),
         )
     except BAD_VALUES as error:
         raise CorruptFile(
@@ -321,6 +344,10 @@ def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
             path=path,
             hint="restore the file from a backup",
         ) from error
+
+
+def _initial_rows(digest: object) -> str:
+    return "no rows" if digest is None else f"{str(digest).partition(':')[0]} rows"
 
 
 def require_startable(storage: Storage, wanted: Binding, *, committed: int | None, structure: Structure) -> None:

@@ -35,6 +35,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver
 from pipelines.host import Host
+from pipelines.initial import InitialState
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery
@@ -114,6 +115,8 @@ class Job:
     structure: Structure = Structure.V2
     log: LogLayout = LogLayout.STORES
     writer: Writer = Writer.SPARK
+    initial: str = ""
+    """Parquet files of the first state, if there are any."""
 
     def __post_init__(self) -> None:
         if not DeltaTable.is_deltatable(str(self.input)):
@@ -148,6 +151,7 @@ class Job:
         return self
 
     def batch_driver(self, columns: pa.Schema, observer: Watching) -> BatchDriver:
+        initial = InitialState(OPERATOR, columns, lambda: SparkSession.active().read.parquet(self.initial))
         return self.driver(
             OPERATOR,
             columns,
@@ -159,6 +163,7 @@ class Job:
             key_groups=KEY_GROUPS,
             structure=self.structure,
             log=self.log,
+            initial=initial if self.initial else None,
             clock=SystemClock(),
             ids=RandomIds(),
             observer=observer,
@@ -244,7 +249,13 @@ class Job:
         rows = pd.concat([rows_of(batch) for batch in range(batches)], ignore_index=True)
         of_key = rows.groupby("key")
         rows = rows.assign(count=of_key.cumcount() + 1, total=of_key["number"].cumsum())
+        if self.initial:
+            first = rows[["key"]].merge(self.initial_rows(), on="key", how="left").fillna({"count": 0, "total": 0})
+            rows = rows.assign(count=rows["count"] + first["count"], total=rows["total"] + first["total"])
         return rows.sort_values("number", ignore_index=True)
+
+    def initial_rows(self) -> pd.DataFrame:
+        return pd.read_parquet(self.initial)
 
     def assert_right(self, batches: int, session: SparkSession | None = None) -> None:
         """Output and state are those of `batches` batches, each row once, and of the same attempts."""
@@ -253,6 +264,10 @@ class Job:
         pd.testing.assert_frame_equal(output[RIGHT], expected[RIGHT], check_dtype=False)
         state = self.state()
         last = output.groupby("key", as_index=False).last()[["key", "count", "total", "stamp"]]
+        if self.initial:
+            first = self.initial_rows()
+            kept = first[~first["key"].isin(last["key"])]
+            last = pd.concat([last, kept]).sort_values("key", ignore_index=True)
         pd.testing.assert_frame_equal(state, last, check_dtype=False)
         if session is not None:
             pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
@@ -290,7 +305,7 @@ def in_a_process(
     # Executors do not get the path of the driver by themselves.
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
-    options += ("--writer", job.writer.value, "--log", job.log.value)
+    options += ("--writer", job.writer.value, "--log", job.log.value, "--initial", job.initial)
     command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
@@ -314,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--structure", type=Structure, default=Structure.V2)
     parser.add_argument("--writer", type=Writer, default=Writer.SPARK)
     parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES)
+    parser.add_argument("--initial", default="")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
@@ -321,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
-    job.structure, job.writer, job.log = options.structure, options.writer, options.log
+    job.structure, job.writer, job.log, job.initial = options.structure, options.writer, options.log, options.initial
     if options.read_twice:
         job.sink = ReadsTwice(str(job.folder / "output"))
     observer = Watching()

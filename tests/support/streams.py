@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.batch_log import LogLayout
 from pipelines.host import Host
+from pipelines.initial import Initial
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Phase
 from pipelines.query import StatefulQuery, start
@@ -76,6 +77,7 @@ class Stream:
         tasks: int | None = None,
         host: Host | None = None,
         root: StorageSpec | None = None,
+        initial: Initial | None = None,
     ) -> StatefulQuery:
         return start(
             operator,
@@ -88,6 +90,7 @@ class Stream:
             tasks=tasks,
             structure=self.structure,
             log=self.log,
+            initial=initial,
             host=host or Host(str(self.folder / "local")),
             observer=seen,
             trigger={"availableNow": True},
