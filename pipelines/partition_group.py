@@ -57,6 +57,7 @@ class PartitionGroup:
         row_columns: pa.Schema,
         stores: Mapping[int, Stores],
         partitions_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+        *,
         initial: InitialRows | None = None,
     ) -> None:
         self.rows_in = dict.fromkeys(stores, 0)

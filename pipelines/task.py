@@ -173,7 +173,7 @@ class _Task:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
                 initial = InitialRows(plan.operator, plan.row_columns, plan.initial) if plan.initial else None
                 group = PartitionGroup(
-                    plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups, initial
+                    plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups, initial=initial
                 )
                 with contextlib.closing(group.process_all(rows)) as outputs:
                     yield from outputs

@@ -108,7 +108,7 @@ class Job:
                 number: {DEFAULT_STORE: stack.enter_context(self.load(storage, number, EMPTY))}
                 for number in range(PARTITIONS)
             }
-            group = PartitionGroup(OPERATOR, ROWS, stores, lambda groups: groups, initial)
+            group = PartitionGroup(OPERATOR, ROWS, stores, lambda groups: groups, initial=initial)
             for _ in group.process_all(batch for number in range(PARTITIONS) for batch in routed(number, more)):
                 pass
             reports = [
