@@ -423,7 +423,7 @@ class BatchDriver:
             raise SinkConflict(
                 f"the sink contains batch {batch} from attempt {attempt}, but {problem}; the batch was not committed",
                 path=self._root_spec.url,
-                hint="roll the state root back with statekeeper rewind, and restore the table to the same batch",
+                hint="restore both to the same batch: the state root with statekeeper rewind, the table with RESTORE",
             )
         return pending
 
