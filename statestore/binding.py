@@ -342,6 +342,13 @@ def _parsed_claim(body: Any) -> Claim | None:
     return Claim(at_seconds=at, by=str(body["by"]), former=str(body["former"]))
 
 
+def _parsed_flag(body: Mapping[str, Any], name: str) -> bool:
+    flag = body.get(name, False)
+    if not isinstance(flag, bool):
+        raise TypeError(name)
+    return flag
+
+
 def _parsed_former_ids(body: dict[str, Any], claim: Claim | None) -> tuple[str, ...]:
     """The former ids. Files of earlier releases have only that of the claim."""
     of_claim = [] if claim is None or claim.former == body["query"] else [claim.former]
@@ -371,7 +378,7 @@ def parse_binding(data: bytes) -> Binding:
             stores=stores,
             claim=claim,
             former_ids=_parsed_former_ids(body, claim),
-            initial=bool(body.get("initial", False)),
+            initial=_parsed_flag(body, "initial"),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

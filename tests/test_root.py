@@ -322,6 +322,15 @@ def test_an_invalid_binding_is_rejected_with_a_typed_error(storage: Storage, bod
         opened(storage)
 
 
+def test_a_binding_whose_record_of_initial_rows_is_no_boolean_is_rejected(storage: Storage) -> None:
+    root = opened(storage)
+    body = json.loads(storage.read(names.BINDING)) | {"initial": "no"}
+    storage.replace(names.BINDING, json.dumps(body).encode())
+    assert root.binding.initial is False
+    with pytest.raises(CorruptFile, match="missing or invalid fields"):
+        opened(storage)
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"batch": "x"}'])
 def test_an_invalid_pending_attempt_is_rejected_with_a_typed_error(storage: Storage, body: bytes) -> None:
     attempt = IDS.fresh()
