@@ -42,6 +42,8 @@ class PlannedRewrite(Protocol):
     def commit(self) -> str: ...
     @property
     def half_done(self) -> OpenJournal | None: ...
+    @property
+    def is_there(self) -> bool: ...
 
 
 def execute(
@@ -123,7 +125,9 @@ def guard(storage: Storage, path: str) -> None:
 
 
 def require_as_planned(storage: Storage, planned: PlannedRewrite) -> None:
-    """Require that the checkpoint did not change since the plan was made, which was before the lease was acquired."""
+    """Require a plan with work, and a checkpoint without changes since the plan, which was made before the lease."""
+    if planned.is_there:
+        raise RefusedAsUnsafe("the plan has nothing to do", path=storage.url, hint="nothing was changed")
     assert planned.batch is not None
     now, then = journal.open_journal(storage), planned.half_done
     is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))

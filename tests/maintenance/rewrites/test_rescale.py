@@ -62,6 +62,15 @@ def test_a_rescaled_checkpoint_has_the_same_rows_each_in_the_partition_of_its_ke
     clean(storage, tmp_path)
 
 
+def test_the_execution_of_a_plan_with_nothing_to_do_is_rejected(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    before = {entry.path for entry in storage.list("state")}, storage.list(names.COMMITS)
+    assert planned(storage, 2, tmp_path).is_there
+    with pytest.raises(RefusedAsUnsafe, match="has nothing to do"):
+        rescale(storage, 2, tmp_path)
+    assert ({entry.path for entry in storage.list("state")}, storage.list(names.COMMITS)) == before
+
+
 def test_each_operator_has_the_new_number_of_partitions_except_those_over_all_rows(tmp_path: Path) -> None:
     counts = {}
     for operator in ("aggregation-of-all-rows", "aggregation"):
