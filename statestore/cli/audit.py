@@ -52,8 +52,8 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
 
     The audit writes nothing below ROOT.
 
-    Exit code 3: the audit has findings that need an action. Files that the next gc deletes are not findings: the summary
-    only counts them.
+    Exit code 3: the audit has findings. Each finding names the action. Files that the next gc deletes are not findings:
+    the summary only counts them.
     """
     policy = root.policies.retention
     with progress_bar() as progress:

@@ -59,7 +59,7 @@ def claim(
 
     ROOT is the state root of a job on pipelines. The checkpoint of a native query has no owner.
 
-    Use this verb if the checkpoint of the job is lost, or if a query with another id must continue with this state. Stop
+    Use this command if the checkpoint of the job is lost, or if a query with another id must continue with this state. Stop
     the job first. Name the new owner with --checkpoint or with --query-id.
 
     If the former job still runs after the claim, it stops before its next batch with the error foreign_root.

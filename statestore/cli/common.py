@@ -340,9 +340,9 @@ for_spark_of_checkpoint_option = for_spark_option(
 copy_location_option = click.option(
     "--location",
     metavar="URL",
-    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Only transformWithState and "
-    "stream-stream joins in state format 3 or 4 need it: their metadata contains the URL of the checkpoint. Default: "
-    "derived from DESTINATION. Required for these operators if DESTINATION is on webhdfs:// and ROOT is not.",
+    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Used only for "
+    "transformWithState and for stream-stream joins in state format 3 or 4: their metadata contains the URL of the "
+    "checkpoint. Default: derived from DESTINATION. Required if DESTINATION is on webhdfs:// and ROOT is not.",
 )
 BATCH_DEFAULT = (
     "Default: the newest batch. Exception: for a native query in structure V1, the default without "

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.console import Console
 
 from statestore.cli import tables
 from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
-from statestore.cli.execution import Execution, execution_options, print_next_step, show_plan, store_progress, tell
+from statestore.cli.execution import (
+    Execution,
+    blockers,
+    execution_options,
+    print_next_step,
+    show_plan,
+    store_progress,
+    tell,
+)
 from statestore.cli.rows import cell
 from statestore.differences import Change
 from statestore.maintenance import passes, records
@@ -121,7 +131,8 @@ def edit(
     planned = prepared.plan
     record = records.of_edit_plan(planned)
     if not execution.apply or not prepared.may_start:
-        show_plan(output, record, lambda console: _print_plan(console, planned), planned.refusals)
+        blocked = blockers(prepared)
+        show_plan(output, record, lambda console: _print_plan(console, planned, blocked), blocked)
     run = run if planned.half_done is None else planned.half_done.begun.run
     output.show(
         {**record, "edited": True, "run": run},
@@ -142,7 +153,7 @@ def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -
     output.show(result, lambda console: console.print(was))
 
 
-def _print_plan(console: Console, planned: EditPlan) -> None:
+def _print_plan(console: Console, planned: EditPlan, blocked: Sequence[str]) -> None:
     if planned.is_there:
         console.print("no row of the state has to be changed: nothing to do")
         return
@@ -158,7 +169,7 @@ def _print_plan(console: Console, planned: EditPlan) -> None:
     if not planned.refusals:
         for line in _lines(planned):
             console.print(tables.plain(line), soft_wrap=True)
-    print_next_step(console, planned.refusals)
+    print_next_step(console, blocked)
 
 
 def _print_rows(console: Console, planned: EditPlan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,6 +27,7 @@ from statestore.cli.common import (
     workers_option,
 )
 from statestore.format.sparks import Spark
+from statestore.maintenance.passes.stopped import Prepared
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 
 Command = Callable[..., None]
@@ -101,17 +102,23 @@ def store_progress() -> Iterator[ProgressCallback]:
         yield show
 
 
+def blockers(prepared: Prepared) -> list[str]:
+    """Return what blocks the execution of a plan: the guards of its verb, such as the configured mode, and its refusals."""
+    planned = prepared.plan
+    by_guards = [] if planned.is_there else [str(error) for error in prepared.refusals]
+    return [*by_guards, *planned.refusals]
+
+
 def show_plan(
-    output: Output, record: dict[str, Any], for_people: Callable[[Console], None], refusals: Iterable[str]
+    output: Output, record: dict[str, Any], for_people: Callable[[Console], None], blocked: Sequence[str]
 ) -> NoReturn:
-    """Show a plan that is not executed. Exits with `FINDINGS` if something blocks it."""
-    output.show(record, for_people)
-    sys.exit(FINDINGS if list(refusals) else 0)
+    """Show a plan that is not executed, and what blocks it. Exits with `FINDINGS` if something does."""
+    output.show({**record, "refusals": list(blocked)}, for_people)
+    sys.exit(FINDINGS if blocked else 0)
 
 
-def print_next_step(console: Console, refusals: Iterable[str]) -> None:
+def print_next_step(console: Console, blocked: Sequence[str]) -> None:
     """Print what blocks a plan, or how to execute it."""
-    blocked = list(refusals)
     for refusal in blocked:
         console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
     if not blocked:

@@ -93,9 +93,9 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc verifies that all
-    stores can be loaded at the oldest retained version. If one store cannot be loaded at this version, gc also retains
-    older versions.
+    gc deletes a file only if it is older than --grace and no retained version needs it (--retain). At the oldest retained
+    version, all stores can be loaded. If a store cannot be loaded at the version that --retain gives, gc retains more
+    versions: back to the next older one at which all stores can be loaded.
 
     gc first audits the checkpoint, like the command audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.

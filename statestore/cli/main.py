@@ -46,7 +46,8 @@ def main(config: Path | None) -> None:
 
     The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
     add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml. If it
-    sets another mode than full, repair, rewind, switch, rescale, convert, edit and claim are rejected.
+    sets another mode than full, repair, rewind, switch, rescale, convert, edit and claim show their plans, but --apply,
+    --undo and --abort are rejected.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

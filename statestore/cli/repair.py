@@ -90,10 +90,12 @@ def repair(
     cannot read.
 
     If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. If the newest version can still be
-    loaded, stop the query and take a new snapshot of each store. Otherwise, restore the file from a backup, or run rewind.
+    loaded, stop the query and take a new snapshot of each store:
 
     \b
         statekeeper snapshot ROOT --at-head --mode snapshots --confirm-stopped
+
+    If the newest version cannot be loaded, restore the file from a backup, or run rewind.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
@@ -13,6 +13,7 @@ from statestore.cli.common import Opened, Output, open_destination, output_optio
 from statestore.cli.execution import (
     Command,
     Execution,
+    blockers,
     execution_options,
     print_next_step,
     show_plan,
@@ -101,12 +102,13 @@ def run_rewrite(
     planned = prepared.plan
     record = records.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:
-        show_plan(output, record, lambda console: _print_plan(console, planned, wording), planned.refusals)
+        blocked = blockers(prepared)
+        show_plan(output, record, lambda console: _print_plan(console, planned, wording, blocked), blocked)
     done = tables.plain(wording.done(planned))
     output.show({**record, "rewritten": True}, lambda console: console.print(done, soft_wrap=True))
 
 
-def _print_plan(console: Console, planned: RewritePlan, wording: Wording) -> None:
+def _print_plan(console: Console, planned: RewritePlan, wording: Wording, blocked: Sequence[str]) -> None:
     if planned.is_there:
         console.print(f"{wording.is_there(planned)}: nothing to do")
         return
@@ -120,7 +122,7 @@ def _print_plan(console: Console, planned: RewritePlan, wording: Wording) -> Non
         tables.show(console, table)
         for line in _lines(planned, wording):
             console.print(tables.plain(line), soft_wrap=True)
-    print_next_step(console, planned.refusals)
+    print_next_step(console, blocked)
 
 
 def _lines(planned: RewritePlan, wording: Wording) -> list[str]:

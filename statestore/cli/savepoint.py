@@ -89,7 +89,7 @@ from statestore.storage import Storage
 @stopped_for_copy_option
 @mode_option(
     "In every mode, savepoint writes the savepoint to DESTINATION. In mode snapshots or full, it also adds the "
-    "savepoint to the list in ROOT. --delete requires one of these modes if ROOT lists the savepoint."
+    "savepoint to the list in ROOT. If ROOT lists the savepoint, --delete requires snapshots or full."
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option

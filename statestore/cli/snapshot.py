@@ -74,7 +74,7 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "restore_target_seconds",
     type=Duration(),
     help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, "
-    "snapshot also takes snapshots of stores below the limits for one tail. It begins with the longest tail, and "
+    "snapshot also takes snapshots of stores whose tails reach neither limit. It begins with the longest tail, and "
     "stops when the total is within the maximum. Default: the time in statekeeper.toml, otherwise no maximum.",
 )
 @scratch_option

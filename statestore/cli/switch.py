@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 from rich.console import Console
 
 from statestore.cli import tables
 from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
-from statestore.cli.execution import Execution, execution_options, print_next_step, show_plan, store_progress, tell
+from statestore.cli.execution import (
+    Execution,
+    blockers,
+    execution_options,
+    print_next_step,
+    show_plan,
+    store_progress,
+    tell,
+)
 from statestore.counts import counted
 from statestore.format.structure import Structure
 from statestore.maintenance import passes, records
@@ -64,12 +74,13 @@ def switch(
     planned = prepared.plan
     record = records.of_switch_plan(planned)
     if not execution.apply or not prepared.may_start:
-        show_plan(output, record, lambda console: _print_plan(console, planned), planned.refusals)
+        blocked = blockers(prepared)
+        show_plan(output, record, lambda console: _print_plan(console, planned, blocked), blocked)
     done = tables.plain(f"switched to {to.value}; start the query with {planned.start_with}")
     output.show({**record, "switched": True}, lambda console: console.print(done, soft_wrap=True))
 
 
-def _print_plan(console: Console, planned: SwitchPlan) -> None:
+def _print_plan(console: Console, planned: SwitchPlan, blocked: Sequence[str]) -> None:
     if planned.is_there:
         console.print(f"the checkpoint already has structure {planned.to.value}: nothing to do")
         return
@@ -94,4 +105,4 @@ def _print_plan(console: Console, planned: SwitchPlan) -> None:
         lines.insert(0, "a switchover is incomplete: --apply finishes it, --abort rolls it back")
     for line in lines:
         console.print(tables.plain(line), soft_wrap=True)
-    print_next_step(console, planned.refusals)
+    print_next_step(console, blocked)

@@ -48,9 +48,14 @@ def test_a_mode_that_forbids_the_switch_is_obeyed(checkpoint: Checkpoint, root: 
     before = contents(checkpoint.storage)
     configured = tmp_path / "statekeeper.toml"
     configured.write_text(f'[roots.query]\nurl = "{root}"\nmode = "snapshots"\n')
-    done = CliRunner().invoke(
-        main, ["--config", str(configured), "switch", "query", "--to", "v2", "--apply", "--confirm-stopped"]
-    )
+    command = ["--config", str(configured), "switch", "query", "--to", "v2"]
+    shown = CliRunner().invoke(main, command)
+    assert shown.exit_code == 3
+    assert "blocked: " in shown.output
+    assert "to execute" not in shown.output
+    assert "set mode" in json.loads(CliRunner().invoke(main, [*command, "--output", "json"]).stdout)["refusals"][0]
+    done = CliRunner().invoke(main, [*command, "--apply", "--confirm-stopped"])
     assert done.exit_code == 13
-    assert "the configured mode of this root is snapshots" in done.output
+    for output in (shown.output, done.output):
+        assert "the configured mode of this root is snapshots" in output
     assert contents(checkpoint.storage) == before

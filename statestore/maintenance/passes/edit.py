@@ -17,7 +17,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Begun, Machine, ProgressCallback
+from statestore.maintenance.switchover import Begun, ProgressCallback
 from statestore.storage import Storage
 
 
@@ -76,7 +76,7 @@ def execute(
     """
 
     def run_plan(ready: PreparedEdit) -> None:
-        machine = Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes)
+        machine = by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes)
         policy = policy_of(ready.policies)
         runs.rewrite(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
 

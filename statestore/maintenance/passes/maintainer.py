@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.maintenance.lease import BEAT_SECONDS
 from statestore.maintenance.quiet import QUIET_SECONDS
+from statestore.maintenance.switchover import Machine
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,7 @@ class Maintainer:
     quiet_seconds: float = QUIET_SECONDS
     _: KW_ONLY
     beat_seconds: float = BEAT_SECONDS
+
+    def machine(self, *, scratch: Path, workers: int, memory_bytes: int) -> Machine:
+        """Return what one execution may use, with the clock and the ids of this process."""
+        return Machine(scratch=scratch, clock=self.clock, ids=self.ids, workers=workers, memory_bytes=memory_bytes)

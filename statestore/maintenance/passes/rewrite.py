@@ -21,7 +21,7 @@ from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.rewrites import FileSinkPlan, Goal, RewritePlan
 from statestore.maintenance.rewrites import file_sink as file_sinks
 from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Machine, ProgressCallback
+from statestore.maintenance.switchover import ProgressCallback
 from statestore.storage import Storage, open_storage
 from statestore.switch_journal import Begun, RewriteKind
 
@@ -128,7 +128,7 @@ def execute(
             progress,
             run=run,
             holder=by.holder,
-            machine=Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes),
+            machine=by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes),
             policy=policy_of(ready.policies),
             sink=None if sink is None else ready.open_sink(sink.entry.url),
         )

@@ -19,7 +19,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Begun, Machine, ProgressCallback, SwitchPlan
+from statestore.maintenance.switchover import Begun, ProgressCallback, SwitchPlan
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
@@ -70,7 +70,7 @@ def execute(
     first = prepared.plan
 
     def run_plan(ready: PreparedSwitch) -> None:
-        machine = Machine(scratch=scratch, clock=by.clock, ids=by.ids, workers=workers, memory_bytes=memory_bytes)
+        machine = by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes)
         policy = policy_of(ready.policies)
         runs.switch(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
 
