@@ -129,7 +129,7 @@ def start(
     initial      first state of a new job: a DataFrame with exactly the key and value columns and one row for each key, for
                  several stores a dict from store name to DataFrame, or a function that returns one of them. Batch 0
                  writes these rows into the state before it processes its input. If batch 0 runs again, `initial` must
-                 return the same rows. After batch 0 is committed, `initial` is ignored and a function is not called
+                 return the same rows. After batch 0 is committed, `initial` is ignored, and not called if it is a function
     storage_timeout_seconds
                  how long a batch waits for unavailable storage. The query keeps the changes and sends the same request
                  again until it succeeds. After this time it fails with `StorageError`. 0: a few tries

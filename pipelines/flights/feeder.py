@@ -117,7 +117,7 @@ class Feeder:
             raise StorageError(
                 "the input table of the example job was deleted",
                 path=self._path,
-                hint="start the job again: it creates the table",
+                hint="to start over, delete the folder of the example job, which contained this table",
             ) from cause
         except (DeltaError, OSError) as cause:
             raise self._unusable("the table cannot be read", cause) from cause

@@ -237,7 +237,7 @@ def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:
     header, _, rest = body.partition(b"\n")
     if header not in (b"v1", b"v2"):
         raise UnknownFormatVersion(
-            f"has snapshot metadata version {header[:20]!r}; Statekeeper knows only the metadata versions v1 and v2",
+            f"has snapshot metadata version {header[:20]!r}; Statekeeper knows only versions v1 and v2 of the metadata",
             path=path,
             hint=_HINT,
         )

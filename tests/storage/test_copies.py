@@ -157,6 +157,7 @@ def test_a_file_is_copied_byte_by_byte_if_it_cannot_be_linked(tmp_path: Path) ->
     assert [entry.path for entry in two.list("", hidden=True)] == ["state/1.sst"]
 
 
+BY_KERNEL = pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="needs Linux")
 BODY = os.urandom(24 * 1024**2)
 """More than one piece."""
 
@@ -206,6 +207,7 @@ def test_the_kernel_copies_a_file_that_may_not_be_linked(monkeypatch: pytest.Mon
         assert two.read("state/1.sst") == BODY
 
 
+@BY_KERNEL
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
 @pytest.mark.parametrize("done", [0, 1024])
 def test_a_file_is_copied_through_this_process_if_the_kernel_cannot(
@@ -226,6 +228,7 @@ def test_a_file_is_copied_through_this_process_if_the_kernel_cannot(
     assert storage.read("state/1.sst") == BODY
 
 
+@BY_KERNEL
 def test_a_copy_of_a_file_that_became_smaller_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = tmp_path / "origin"
     origin.write_bytes(BODY)
@@ -242,6 +245,7 @@ def test_a_copy_of_a_file_that_became_smaller_fails(tmp_path: Path, monkeypatch:
     assert storage.list("", hidden=True) == []
 
 
+@BY_KERNEL
 def test_a_full_disk_is_an_error_and_not_a_reason_to_copy_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
