@@ -102,7 +102,7 @@ def scene(storage: Storage, tmp_path: Path, structure: Structure) -> Scene:
 
 @pytest.mark.parametrize("name", ACTS)
 def test_a_crash_at_any_request_loses_no_committed_version_and_shows_no_wrong_row(
-    scene: Scene, name: str, record_property: pytest.RecordProperty
+    scene: Scene, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     act, warm = ACTS[name]
     prepared = scene.folder / "prepared"

@@ -6,6 +6,7 @@ changelogs that are uploaded in parts. The sink holds one attempt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,7 +149,10 @@ class Job:
 
 @pytest.mark.parametrize("storage_spec", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_a_crash_at_any_request_of_batch_0_loses_no_initial_row_and_applies_none_twice(
-    storage_spec: StorageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    storage_spec: StorageSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", PART_BYTES)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,7 @@ def copies(storage_spec: StorageSpec, checkpoint: Checkpoint) -> Iterator[Storag
 
 @STRUCTURES
 def test_after_any_failed_request_of_retention_all_versions_load_and_a_second_run_succeeds(
-    storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+    storage_spec: StorageSpec, checkpoint: Checkpoint, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     share = SHARE if storage_spec.url.startswith("/") else SHARE_ON_S3
     cases = play(storage_spec, checkpoint, tmp_path, one_in=share)

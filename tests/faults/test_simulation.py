@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -19,7 +20,7 @@ FIRST_SEEDS = {"running": 3, "lineage": 0, "common floor": 22, "second look": 14
 """Where the search starts: seeds that needed the protection when this was written. Others do, too."""
 
 
-def test_a_few_schedules_keep_all_guarantees(record_property: pytest.RecordProperty) -> None:
+def test_a_few_schedules_keep_all_guarantees(record_property: Callable[[str, object], None]) -> None:
     counts = Counts()
     for seed in range(SEEDS):
         outcome = run_seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -297,7 +298,10 @@ def test_a_run_that_lost_its_lease_aborts_no_switchover(
 
 
 def test_after_any_failed_write_the_checkpoint_has_one_structure_or_is_rejected(
-    prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+    prepared: dict[Structure, Checkpoint],
+    source: Structure,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     matrix = CrashMatrix(prepared[source], source, tmp_path)
     writes = [case for case in matrix.cases if case[0].kind in WRITES][::WRITES_IN_CI]
@@ -310,7 +314,10 @@ def test_after_any_failed_write_the_checkpoint_has_one_structure_or_is_rejected(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_after_any_failed_request_the_checkpoint_has_one_structure_or_is_rejected(
-    prepared: dict[Structure, Checkpoint], source: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+    prepared: dict[Structure, Checkpoint],
+    source: Structure,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     matrix = CrashMatrix(prepared[source], source, tmp_path)
     for case in matrix.cases:

@@ -3,6 +3,7 @@ starts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,7 +39,7 @@ ONE_OF = 3
 @pytest.mark.parametrize("name", ARCHIVES)
 @pytest.mark.parametrize("of_undo", [False, True], ids=["edit", "undo"])
 def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_edited_state(
-    name: str, of_undo: bool, tmp_path: Path, record_property: pytest.RecordProperty
+    name: str, of_undo: bool, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = CrashMatrix(name, tmp_path, of_undo=of_undo)
     writes = [case for case in matrix.cases if case[0].kind in WRITES][::ONE_OF]
@@ -54,7 +55,7 @@ def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_edited_state(
 @pytest.mark.parametrize("name", ARCHIVES)
 @pytest.mark.parametrize("of_undo", [False, True], ids=["edit", "undo"])
 def test_after_any_failed_request_the_checkpoint_has_the_old_or_the_edited_state(
-    name: str, of_undo: bool, tmp_path: Path, record_property: pytest.RecordProperty
+    name: str, of_undo: bool, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = CrashMatrix(name, tmp_path, of_undo=of_undo)
     for number, case in enumerate(matrix.cases):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def test_a_repair_cannot_be_undone_after_the_query_continued(checkpoint: Checkpo
 
 
 def test_after_any_failed_request_of_an_undo_a_second_run_completes_it(
-    eight_versions: Checkpoint, tmp_path: Path, record_property: pytest.RecordProperty
+    eight_versions: Checkpoint, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     roots = copies(eight_versions, tmp_path)
     undisturbed = next(roots)
@@ -220,7 +220,7 @@ def copies(checkpoint: Checkpoint, folder: Path) -> Iterator[Storage]:
 
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_after_any_failed_request_of_a_repair_a_second_run_succeeds_and_can_be_undone(
-    eight_versions: Checkpoint, tmp_path: Path, share: int, record_property: pytest.RecordProperty
+    eight_versions: Checkpoint, tmp_path: Path, share: int, record_property: Callable[[str, object], None]
 ) -> None:
     roots = copies(eight_versions, tmp_path)
     undisturbed = next(roots)

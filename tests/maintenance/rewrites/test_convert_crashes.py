@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def matrix(name: str, folder: Path) -> CrashMatrix:
 
 @pytest.mark.parametrize("name", GOALS)
 def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_new_state(
-    name: str, tmp_path: Path, record_property: pytest.RecordProperty
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     crashes = matrix(name, tmp_path)
     cases = crashes.slice_for_ci
@@ -49,7 +50,7 @@ def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_new_state(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", GOALS)
 def test_after_any_failed_request_the_checkpoint_has_the_old_or_the_new_state(
-    name: str, tmp_path: Path, record_property: pytest.RecordProperty
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     crashes = matrix(name, tmp_path)
     for number, case in enumerate(crashes.cases):

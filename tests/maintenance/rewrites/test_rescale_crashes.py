@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PARTITIONS = 3
 
 @pytest.mark.parametrize("structure", Structure, ids=lambda one: one.value)
 def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_new_state(
-    structure: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+    structure: Structure, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = _matrix(structure, tmp_path)
     writes = matrix.slice_for_ci
@@ -42,7 +43,7 @@ def test_after_any_failed_write_the_checkpoint_has_the_old_or_the_new_state(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("structure", Structure, ids=lambda one: one.value)
 def test_after_any_failed_request_the_checkpoint_has_the_old_or_the_new_state(
-    structure: Structure, tmp_path: Path, record_property: pytest.RecordProperty
+    structure: Structure, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     matrix = _matrix(structure, tmp_path)
     for number, case in enumerate(matrix.cases):
