@@ -171,8 +171,8 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
         raise ForeignRoot(
             f"the state root belongs to query {binding.query_id}, not to {wanted.query_id}; the batch was not started",
             path=storage.url,
-            hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint NEW; "
-            "for a new query, use a new root",
+            hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint FOLDER, "
+            "where FOLDER is the new checkpointLocation of the job; for a new query, use a new root",
         )
     _require_same_start(storage, binding, wanted, batch)
     binding, older = _evolved(binding, _later_schemas(storage))

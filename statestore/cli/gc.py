@@ -61,10 +61,10 @@ from statestore.redaction import printable
     "--orphans",
     "everything",
     is_flag=True,
-    help="Find more orphans: files that no committed version can reach. For a job on pipelines, the plan then also "
-    "covers the stores without changes since the last gc, and multipart uploads to S3 that were begun more than one day "
-    "ago and never finished. For a native query, add --confirm-stopped: the plan then also contains SST files that no "
-    "snapshot references.",
+    help="Find all orphans. An orphan is a file that no committed version can reach. For a job on pipelines, the "
+    "plan then also covers the stores without changes since the last gc, and multipart uploads to S3 that were begun "
+    "more than one day ago and never finished. For a native query, add --confirm-stopped: the plan then also "
+    "contains SST files that no snapshot references.",
 )
 @stopped_option("Used only with --orphans, for a native query.")
 @click.option(
@@ -93,9 +93,9 @@ def gc(
 ) -> None:
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
-    gc deletes a file only if it is older than --grace and no retained version needs it (--retain). At the oldest retained
-    version, all stores can be loaded. If a store cannot be loaded at the version that --retain gives, gc retains more
-    versions: back to the next older one at which all stores can be loaded.
+    gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc makes sure that
+    all stores can be loaded at the oldest version that it retains. If they cannot all be loaded at the oldest of the
+    --retain versions, gc also retains older versions, back to the first one at which all stores can be loaded.
 
     gc first audits the checkpoint, like the command audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.
@@ -240,13 +240,13 @@ def _batch_logs_object(kept: KeptBatchLogs | None) -> dict[str, Any] | None:
 
 def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
     yield (
-        f"{kept.files:,} batch logs are kept with {kept.size_bytes:,} bytes; stores still need {kept.live_bytes:,} bytes "
-        "of them"
+        f"{kept.files:,} batch logs are kept with {kept.size_bytes:,} bytes; stores still need {kept.live_bytes:,} "
+        "bytes of them"
     )
     if kept.laggard is not None:
         yield (
-            f"store {kept.laggard} has the oldest base, and gc keeps {kept.of_laggard:,} batch logs because of it. To free "
-            "them, run: statekeeper snapshot ROOT --all"
+            f"store {kept.laggard} has the oldest base, and gc keeps {kept.of_laggard:,} batch logs because of it. To "
+            "free them, run: statekeeper snapshot ROOT --all"
         )
 
 

@@ -33,15 +33,15 @@ from statestore.query_metrics import QueryMetrics
 @click.option(
     "--lineage",
     metavar="STORE",
-    help="Show the lineage of one store, for example 0/3 (operator 0, partition 3): its versions, its snapshots and its "
-    "dead branches. A dead branch is a file of a failed attempt.",
+    help="Show the lineage of one store, for example 0/3 (operator 0, partition 3): its versions, its snapshots and "
+    "its dead branches. A dead branch is a file of a failed attempt.",
 )
 @output_option
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     """Show each store of a checkpoint. inspect only reads.
 
     For each store, it shows the snapshot from which a restart begins (base) and the changelogs that a restart replays
-    (tail). It also shows the predicted restore time, and the number and size of the files.
+    (tail). It also shows the predicted time to replay the tail (restore s), and the number and size of the files.
     """
     if lineage is not None:
         _show_lineage(root, lineage, output)
@@ -104,9 +104,8 @@ def mirror_line(record: MirrorRecord, newest: int | None) -> str:
     if newest is not None and newest > record.batch:
         return f"mirror of {record.source}; newer than its last complete run, which ended at batch {record.batch:,}"
     return (
-        f"mirror of {record.source} at batch {record.batch:,}; before you start a query from here, remove the output of "
-        "later "
-        "batches from the sink"
+        f"mirror of {record.source} at batch {record.batch:,}; before you start a query from here, remove the output "
+        "of later batches from the sink"
     )
 
 
@@ -133,18 +132,18 @@ def _metrics_lines(metrics: QueryMetrics) -> Iterator[str]:
         f"write requests and {metrics.reads:,} read requests"
     )
     yield (
-        f"record of a batch: {metrics.record_bytes:,} bytes with {metrics.members:,} changelogs, written in {p50:,.0f} ms "
-        f"(p99 {p99:,.0f} ms, p999 {p999:,.0f} ms)"
+        f"record of a batch: {metrics.record_bytes:,} bytes with {metrics.members:,} changelogs, written in "
+        f"{p50:,.0f} ms (p99 {p99:,.0f} ms, p999 {p999:,.0f} ms)"
     )
     if metrics.hedges_sent or metrics.wait_seconds or metrics.uploaded_bytes:
         early = "-" if metrics.early_share is None else f"{metrics.early_share:.0%}"
         yield (
-            f"slow requests sent twice: {metrics.hedges_sent:,}, the second reply was first for {metrics.hedges_won:,}; "
-            f"waits for unavailable storage: {metrics.wait_seconds:,.0f} s"
+            f"slow requests sent twice: {metrics.hedges_sent:,}, the second reply was first for "
+            f"{metrics.hedges_won:,}; waits for unavailable storage: {metrics.wait_seconds:,.0f} s"
         )
         yield (
-            f"changelogs uploaded by tasks: {metrics.uploaded_bytes:,} bytes, of which {early} before the commit; waits "
-            f"for these uploads: {metrics.back_pressure_seconds:,.0f} s"
+            f"changelogs uploaded by tasks: {metrics.uploaded_bytes:,} bytes, of which {early} before the commit; "
+            f"waits for these uploads: {metrics.back_pressure_seconds:,.0f} s"
         )
 
 
@@ -212,8 +211,8 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(
-            f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, versions {logs.oldest} to {logs.newest}; Spark "
-            "reads their changelogs after: statekeeper unpack ROOT",
+            f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, versions {logs.oldest} to {logs.newest}; "
+            "Spark reads their changelogs after: statekeeper unpack ROOT",
             soft_wrap=True,
         )
     if about.metrics is not None:

@@ -41,13 +41,14 @@ def main(config: Path | None) -> None:
 
     --undo, --abort and lease --break also run immediately. All other commands only read.
 
-    A native query uses Spark's own stateful operators. A job on pipelines is a PySpark job that uses the stateful operator
-    of Statekeeper's Python package pipelines.
+    A native query uses Spark's own stateful operators and Spark's RocksDB state store. A job on pipelines is a PySpark
+    job that uses the stateful operator of Statekeeper's Python package pipelines.
 
     The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
-    add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml. If it
-    sets another mode than full, repair, rewind, switch, rescale, convert, edit and claim show their plans, but --apply,
-    --undo and --abort are rejected.
+    add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml.
+
+    The default mode does not limit repair, rewind, switch, rescale, convert, edit and claim. But if statekeeper.toml sets
+    the mode observe or snapshots for ROOT, these commands only show their plans: --apply, --undo and --abort are rejected.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

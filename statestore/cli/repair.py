@@ -49,12 +49,13 @@ from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Re
 @click.option(
     "--location",
     metavar="URL",
-    help="URL that Spark uses for the checkpoint after a move or copy, for example s3a://bucket/folder. Default: derived "
-    "from ROOT. Required if repair cannot derive it, for example after a copy from S3 to HDFS.",
+    help="URL that Spark uses for the checkpoint after a move or copy, for example s3a://bucket/folder. Default: "
+    "derived from ROOT. Required if repair cannot derive it, for example after a copy from S3 to HDFS.",
 )
 @for_spark_option(
-    "Repair then also rewrites the headers of the snapshots that this release cannot read. Required if the checkpoint has "
-    "snapshots of Spark 4.0 in structure V2. For other checkpoints, the option is optional."
+    "Repair then also rewrites the headers of the snapshots that this release cannot read. If the checkpoint has "
+    "snapshots of Spark 4.0 in structure V2, the option is required: give 4.0 to stay on Spark 4.0, or the release "
+    "of the upgrade."
 )
 @scratch_option
 @stopped_option("Required for --apply and --undo.")
@@ -76,7 +77,8 @@ def repair(
 
     \b
       - files of rolled-back batches: the logs no longer contain these batches
-      - checksum files (.crc) whose file does not exist or has other contents
+      - checksum files (.crc) that remain without their file
+      - checksum files (.crc) that do not match their snapshot, if the snapshot is intact
       - corrupt snapshots that the newest version does not need
       - other files that Spark reads as a snapshot or a log by mistake
 
@@ -89,8 +91,9 @@ def repair(
     4.0. With --for-spark RELEASE, repair rewrites the headers of the snapshots that RELEASE
     cannot read.
 
-    If Spark rejects a lineage as too long, or if a snapshot is lost, repair cannot help. If the newest version can still be
-    loaded, stop the query and take a new snapshot of each store:
+    In structure V2, each changelog lists the versions before it: its lineage. If Spark rejects a lineage as too long,
+    or if a snapshot is lost, repair cannot help. If the newest version can still be loaded, stop the query and take a
+    new snapshot of each store:
 
     \b
         statekeeper snapshot ROOT --at-head --mode snapshots --confirm-stopped

@@ -53,8 +53,8 @@ def rescale(
     partition that exists afterwards, reads it back and compares all rows. Then it appends one batch without rows to the
     offset log and the commit log. The query continues after this batch with the new number of partitions.
 
-    For the state root of a Python job, rescale appends no batch. It rewrites the newest commit and the record of the number
-    of partitions. The job continues with the new number, whatever `partitions` it passes to `start`.
+    For the state root of a job on pipelines, rescale appends no batch. It rewrites the newest commit and the record of
+    the number of partitions. The job continues with the new number, whatever `partitions` it passes to `start`.
 
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
 

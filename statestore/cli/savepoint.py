@@ -51,8 +51,8 @@ from statestore.storage import Storage
 @click.option(
     "--rows",
     is_flag=True,
-    help="Write the rows of the state as tables with typed columns. pandas, Spark and DuckDB can read them. Default: copy "
-    "the files, from which a Spark query can start.",
+    help="Write the rows of the state as tables with typed columns. pandas, Spark and DuckDB can read them. Default: "
+    "copy the files, from which a Spark query can start.",
 )
 @click.option(
     "--label",
@@ -89,7 +89,8 @@ from statestore.storage import Storage
 @stopped_for_copy_option
 @mode_option(
     "In every mode, savepoint writes the savepoint to DESTINATION. In mode snapshots or full, it also adds the "
-    "savepoint to the list in ROOT. If ROOT lists the savepoint, --delete requires snapshots or full."
+    "savepoint to the list in ROOT. If ROOT lists the savepoint, --delete "
+    "changes this list, so it requires snapshots or full."
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option

@@ -50,8 +50,8 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "--all",
     "take_all",
     is_flag=True,
-    help="Also take snapshots of stores with short tails. A store is skipped only if a new snapshot would not shorten its "
-    "tail.",
+    help="Take snapshots of all stores of ROOT, also of those with short tails. A store is skipped only if a new "
+    "snapshot would not shorten its tail.",
 )
 @click.option(
     "--at-head",
@@ -74,8 +74,9 @@ _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statek
     "restore_target_seconds",
     type=Duration(),
     help="Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, "
-    "snapshot also takes snapshots of stores whose tails reach neither limit. It begins with the longest tail, and "
-    "stops when the total is within the maximum. Default: the time in statekeeper.toml, otherwise no maximum.",
+    "snapshot also takes snapshots of stores that are below the other two limits: --changelogs and `restore`. It "
+    "begins with the longest tail, and stops when the total is within the maximum. Default: the time in "
+    "statekeeper.toml, otherwise no maximum.",
 )
 @scratch_option
 @workers_option
@@ -221,8 +222,8 @@ def _print_plan(console: Console, plan: SnapshotPlan) -> None:
 def _plan_table(plan: SnapshotPlan) -> Table:
     """The plan as a table."""
     table = tables.table(
-        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip; replay of all "
-        f"tails {plan.seconds_before:,.1f} s before, {plan.seconds_after:,.1f} s after",
+        f"{tables.when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip; replay of "
+        f"all tails {plan.seconds_before:,.1f} s before, {plan.seconds_after:,.1f} s after",
         "store",
         "action",
         "reason",

@@ -425,7 +425,11 @@ def translated(path: Path) -> Iterator[None]:
                 path=str(path),
                 hint="free space on the local disk or raise the quota",
             ) from error
-        raise LocalStateError(str(error), path=str(path)) from error
+        raise LocalStateError(
+            f"{error}; the store cannot be loaded or written here",
+            path=str(path),
+            hint="correct the folder on the local disk, then try again",
+        ) from error
     except Exception as error:
         if type(error) is not Exception:
             raise  # an error of the caller; rocksdict raises only bare exceptions

@@ -50,7 +50,8 @@ class Reader:
         end = self.position + count
         if count < 0 or end > len(self.data):
             raise CorruptFile(
-                f"is truncated: {what} needs {count:,} bytes at {self.position:,}, the file ends at {len(self.data):,}",
+                f"is truncated: {what} at byte {self.position:,} has {count:,} bytes, but the file has only "
+                f"{len(self.data):,}",
                 path=self.path,
                 hint="restore the file from a backup, or load an older version",
             )

@@ -25,6 +25,7 @@ AGGREGATION = "stateStoreSave"
 LIMIT = "globalLimit"
 _VERSION = re.compile(r"v[0-9]+")
 _KNOW_IT = "nothing was written; upgrade Statekeeper"
+_RESTORE = "restore the file from a backup"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """A piece of this length fits into `writeUTF` with any characters: a character beyond U+FFFF takes six bytes. Spark
@@ -87,19 +88,23 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         )
         metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
-        raise CorruptFile(f"is not valid operator metadata: {error}", path=path) from error
+        raise CorruptFile(f"is not valid operator metadata: {error}", path=path, hint=_RESTORE) from error
     if not metadata.stores:
-        raise CorruptFile("names no store", path=path, hint="restore the file from a backup")
+        raise CorruptFile("names no store", path=path, hint=_RESTORE)
     (name, times), *_ = Counter(store.name for store in metadata.stores).most_common(1)
     if times > 1:
-        raise CorruptFile(f"names store {name[:80]!r} twice", path=path, hint="restore the file from a backup")
+        raise CorruptFile(f"names store {name[:80]!r} twice", path=path, hint=_RESTORE)
     for store in metadata.stores:
         if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
             raise CorruptFile(
-                f"has the impossible store {store.name[:80]!r} with {store.partitions:,} partitions", path=path
+                f"has the impossible store {store.name[:80]!r} with {store.partitions:,} partitions",
+                path=path,
+                hint=_RESTORE,
             )
         if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
-            raise CorruptFile(f"has impossible schema files {store.schema_files} of store {store.name!r}", path=path)
+            raise CorruptFile(
+                f"has impossible schema files {store.schema_files} of store {store.name!r}", path=path, hint=_RESTORE
+            )
     return metadata
 
 
@@ -177,7 +182,8 @@ def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVe
         return UnknownFormatVersion(
             f"has {what} version {version!r}, which is not supported (supported: {known})", path=path, hint=_KNOW_IT
         )
-    return CorruptFile(f"starts with {version!r} instead of a version of {what}", path=path)
+    start = f"starts with {version[:80]!r}" if version else "is empty, or its first line is empty"
+    return CorruptFile(f"{start}; a version of {what} is expected", path=path, hint=_RESTORE)
 
 
 def chunked_text(reader: Reader) -> str:

@@ -199,11 +199,9 @@ def _misplaced(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
     there = gathered.checkpoint
     if there is None or not (there.overlaps or there.is_root):
         return
-    problem = (
-        f"is the state root {gathered.url}, or one of both contains the other" if there.overlaps else "is a state root"
-    )
+    problem = f"overlaps with the state root {gathered.url}" if there.overlaps else "is a state root"
     yield RefusedAsUnsafe(
-        f"{problem}, not the checkpoint of a query; nothing was written",
+        f"{problem}, so it cannot be the checkpoint of the query; nothing was written",
         path=there.url,
         hint="name the checkpointLocation of the query, or an empty folder outside of the state root",
     )

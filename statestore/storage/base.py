@@ -377,7 +377,8 @@ def checked(path: str) -> str:
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise UnsafePath(
-            f"{path[:200]!r} is not a valid path in a state root: it must be relative, without '.', '..' and empty parts"
+            f"{path[:200]!r} is not a valid path in a checkpoint: it must be relative, without '.', '..' and empty parts",
+            hint="correct the path. If a file in the checkpoint contains it, restore this file from a backup",
         )
     return path
 

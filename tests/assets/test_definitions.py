@@ -64,7 +64,7 @@ def test_a_check_describes_green_red_and_the_next_step(definitions: dg.Definitio
     assert len(what_to_do) > 40
     page = (REPOSITORY / "docs" / "checks" / f"{name}.md").read_text()
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    assert titles[:3] == ["Scope", "Meaning of red", "Next steps"]
+    assert titles[:3] == ["Scope", "Meaning of a failed check", "Next steps"]
     for key in keys:
         assets = f"| `{key.asset_key.to_user_string()}` |"
         (row,) = [line for line in page.splitlines() if line.startswith(assets)]

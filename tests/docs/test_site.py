@@ -116,7 +116,7 @@ def test_the_page_of_a_check_names_its_asset_and_whether_it_blocks(
         assert re.search(rf"^\| `{asset}` \| [^|]+ \| {blocks} \|$", page, re.MULTILINE), name
         row = rf"^\| \[{name}\]\(checks/{name}.md\) \| [^|]*`{asset}`[^|]* \| [^|]+ \| {blocks} \|"
         assert re.search(row, index, re.MULTILINE), name
-        assert "## Meaning of red" in page
+        assert "## Meaning of a failed check" in page
         assert "## Next steps" in page
 
 

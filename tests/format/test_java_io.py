@@ -52,7 +52,7 @@ def test_a_read_past_the_end_names_file_and_position() -> None:
     reader = Reader(b"\0\0\0\1\0", "1.changelog")
     assert reader.int32("a number") == 1
     with pytest.raises(
-        CorruptFile, match=r"1\.changelog: is truncated: a number needs 4 bytes at 4, the file ends at 5"
+        CorruptFile, match=r"1\.changelog: is truncated: a number at byte 4 has 4 bytes, but the file has only 5"
     ):
         reader.int32("a number")
     with pytest.raises(CorruptFile, match="truncated"):

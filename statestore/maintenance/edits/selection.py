@@ -147,9 +147,9 @@ def _of_whole_keys(contents: Contents, edit: Edit, found: Selection) -> Selectio
         if given and set(given) != set(schema.names):
             raise RefusedAsUnsafe(
                 f"operator {edit.operator} ({operator or 'without metadata'}) keeps a key in several stores or column "
-                f"families: only whole keys can be deleted from all of them; give all of these columns and no other: "
-                f"{', '.join(schema.names)}; nothing was changed",
+                f"families: only whole keys can be deleted from all of them; nothing was changed",
                 path=f"state/{edit.operator}",
+                hint=f"give all columns of the key, and no other column: {', '.join(schema.names)}",
             )
     return replace(found, rules=rules, wanted=_wanted(edit, schema))
 

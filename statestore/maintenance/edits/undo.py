@@ -36,7 +36,9 @@ def require_reversible(storage: Storage, run: str) -> OpenJournal:
         )
     begun = newest.begun
     if journal.ending(storage, begun) is Ending.ABORTED:
-        raise RefusedAsUnsafe(f"the edit of run {run} is reversed already; {_STAYS}", path=storage.url)
+        raise RefusedAsUnsafe(
+            f"the edit of run {run} is reversed already; {_STAYS}", path=storage.url, hint="no action is needed"
+        )
     batch = catalog.newest_batch(storage)
     commit = read_or_none(storage, names.commits(begun.batch))
     edited = new_commit(begun) if begun.to is Structure.V2 else begun.commit.encode()

@@ -63,9 +63,9 @@ def damaged_metadata(
         except CorruptFile as error:
             found.append(
                 CorruptFile(
-                    f"{error.what}; the mirror keeps its copy, and nothing was written",
+                    f"{error.what}; nothing was written, and the mirror keeps its copy of the file",
                     path=f"{source.url}/{path}",
-                    hint="compare the file with its copy in the mirror, and restore it in the source",
+                    hint="compare the two files. If the copy in the mirror is intact, copy it to the source",
                 )
             )
 

@@ -334,10 +334,11 @@ def _is_another(wanted: Label, found: Label) -> DestinationNotEmpty:
 
 def _taken(source: Storage, label: Label) -> RefusedAsUnsafe:
     return RefusedAsUnsafe(
-        f"the label {label.label} already belongs to the savepoint of batch {label.batch} at {label.destination}; nothing "
-        "was written",
+        f"the label {label.label!r} is already used by the savepoint of batch {label.batch} at {label.destination}; "
+        "nothing was written",
         path=source.url,
-        hint=f"choose another label, or delete that savepoint: statekeeper savepoint {source.url} --delete {label.label}",
+        hint=f"choose another label, or delete that savepoint: statekeeper savepoint {source.url} --delete {label.label} "
+        "--apply",
     )
 
 

@@ -121,8 +121,8 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
     """Require that the version has no batch of an unknown job: it may be this query under an id that no record has."""
     if commit.unknown is not None:
         raise RefusedAsUnsafe(
-            f"contains a batch of an unknown query ({commit.unknown}). It may be a former id of this query, so Statekeeper "
-            "cannot tell which version of the table to restore",
+            f"contains a batch of an unknown query ({commit.unknown}). This id may be a former id of this query, so "
+            "Statekeeper cannot tell which version of the table to restore",
             path=f"{table.url}/{_commit_path(version)}",
             hint="find the version with DESCRIBE HISTORY. Then run this command without --sink",
         )

@@ -127,7 +127,7 @@ def guard(storage: Storage, path: str) -> None:
 def require_as_planned(storage: Storage, planned: PlannedRewrite) -> None:
     """Require a plan with work, and a checkpoint without changes since the plan, which was made before the lease."""
     if planned.is_there:
-        raise RefusedAsUnsafe("the plan has nothing to do", path=storage.url, hint="nothing was changed")
+        raise RefusedAsUnsafe("the plan has nothing to do", path=storage.url, hint="no action is needed")
     assert planned.batch is not None
     now, then = journal.open_journal(storage), planned.half_done
     is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))

@@ -79,7 +79,7 @@ def require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
         )
     if newest != begun.batch:
         raise RefusedAsUnsafe(
-            f"was committed after the {begun.described} at batch {begun.batch} started: the query is running",
+            f"batch {newest} was committed while the {begun.described} was incomplete: the query is running",
             path=names.commits(newest or 0),
             hint=f"stop the query, then {again(begun)}",
         )

@@ -50,7 +50,11 @@ def execute(
     Raises the errors of `snapshot.execute`: then nothing is switched, and the next run reuses the snapshots that were made.
     """
     if planned.refusals:
-        raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
+        raise RefusedAsUnsafe(
+            f"{planned.refusals[0]}; nothing was changed",
+            path=storage.url,
+            hint="to see all obstacles, run this command again without --apply",
+        )
     _require_as_planned(storage, planned)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine.ids)
     progress(Progress(phase=SwitchPhase.BEGUN))
@@ -85,7 +89,8 @@ def execute(
     journal.end(storage, begun, Ending.SWITCHED)
     if breaks:
         raise RefusedAsUnsafe(
-            f"the query continued after the switchover, but the audit reports: {breaks[0].file} {breaks[0].problem}",
+            f"the switchover is complete and the query has continued, but the checkpoint is damaged: {breaks[0].file} "
+            f"{breaks[0].problem}",
             path=storage.url,
             hint=breaks[0].action,
         )

@@ -126,8 +126,8 @@ def _half_done(begun: Begun, error: StatekeeperError, done: int) -> StatekeeperE
         f"{error.what}; the {begun.described} is half done: {done:,} of {len(begun.built):,} stores have their new "
         f"snapshot, and the checkpoint still has its old {changed(begun)}",
         path=error.path,
-        hint=f"{error.hint or 'resolve the problem'}; then run the same command again. To roll back instead, run: "
-        f"{begun.reversing}",
+        hint=f"{error.hint or 'resolve the problem'}. To finish the {begun.described}, run the same command again. "
+        f"To roll it back instead, run: {begun.reversing}",
     )
 
 

@@ -355,7 +355,7 @@ def test_the_command_deletes_a_whole_key_of_an_operator_with_several_stores_and_
     assert "keeps a key in several stores or column families" in told
     assert "only --delete and --delete-keys work on this operator" in told
     told = " ".join(statekeeper(*options, "--delete", "index=1", *APPLY, exit_code=13).split())
-    assert f"give all of these columns and no other: {column}" in told
+    assert f"give all columns of the key, and no other column: {column}" in told
     assert contents(open_storage(str(checkpoint))) == files
     statekeeper(*options, "--delete", f"{column}={value}", *APPLY, "--scratch", str(tmp_path / "scratch"))
     assert not any(f'"{value}"' in row for row in rows(checkpoint))

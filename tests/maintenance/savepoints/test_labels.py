@@ -193,7 +193,7 @@ def test_a_label_names_one_savepoint(disks: Roots, tmp_path: Path) -> None:
     own(source, tmp_path)
     kept(source, destination, tmp_path)
     other = open_storage(str(tmp_path / "other"))
-    with pytest.raises(RefusedAsUnsafe, match="the label before already belongs to the savepoint of batch 7"):
+    with pytest.raises(RefusedAsUnsafe, match="the label 'before' is already used by the savepoint of batch 7"):
         kept(source, other, tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="the label before already belongs"):
         saved(source, other, tmp_path, label="before")
