@@ -175,7 +175,7 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
         "refusals": [error_object(error) for error in prepared.refusals],
         "sources": [
             {
-                "source": need.number,
+                "source": int(need.source) if need.source.isdecimal() else need.source,
                 "needs": need.needs,
                 "missing": None if need.missing is None else list(need.missing),
             }
@@ -232,7 +232,7 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     for need in gathered.sources:
         more = f" and {len(need.missing) - 1:,} more" if need.missing and len(need.missing) > 1 else ""
         missing = f"; missing now: {need.missing[0]}{more}" if need.missing else ""
-        notes.append(f"source {need.number} must still have: {need.needs}{missing}")
+        notes.append(f"source {need.source} must still have: {need.needs}{missing}")
     if not is_done:
         notes.append("the query gets a new id" if planned.query != planned.former_query else "the query keeps its id")
     elif planned.query != planned.former_query:

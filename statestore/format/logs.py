@@ -1,8 +1,9 @@
 """The query's logs: `metadata`, `offsets/N` and `commits/N`.
 
 metadata      {"id": "<uuid>"}
-offsets/N     v1 or v2, then {batchWatermarkMs, batchTimestampMs, conf}, then one line per source; continuous processing
-              writes an empty line in place of the object
+offsets/N     v1, then {batchWatermarkMs, batchTimestampMs, conf}, then the offset of each source, one line each; continuous
+              processing writes an empty line in place of the object
+              v2, of Spark 4.2, the same with sourceMetadataInfo and with lines <id of the source>:<offset>
 commits/N     v1, then {nextBatchWatermarkMs}; in Statekeeper's roots with statekeeperDigests, in the form of the ids of v2
               v2, the same with stateUniqueIds: {operator: [[id of store 0, ...] of partition 0, ...]}
               v3, of Spark 4.2 if sinks have names: v1 or v2 with sinkMetadataMap
@@ -36,6 +37,7 @@ _IDS = "stateUniqueIds"
 _SINKS = "sinkMetadataMap"
 _DIGESTS = "statekeeperDigests"
 """Spark ignores unknown fields."""
+_SOURCES = "sourceMetadataInfo"
 
 STATE_CONF = {
     PROVIDER: Provider.ROCKSDB.class_name,
@@ -50,9 +52,11 @@ STATE_CONF = {
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetLog:
-    """One `offsets/N`: the end of the batch in each source, as one JSON text per source, and the confs of the state.
+    """One `offsets/N`: the end of the batch in each source, and the confs of the state.
 
-    `is_continuous`: an epoch of continuous processing, which has no confs and no times.
+    sources          the line of each source, as in the file
+    is_continuous    an epoch of continuous processing, which has no confs and no times
+    source_metadata  in v2, Spark's metadata of the sources, unchanged; None in v1
     """
 
     watermark_ms: int
@@ -60,6 +64,14 @@ class OffsetLog:
     conf: dict[str, str]
     sources: tuple[str, ...]
     is_continuous: bool = False
+    source_metadata: dict[str, Any] | None = None
+
+    @property
+    def by_source(self) -> dict[str, str]:
+        """The offset of each source by its id; in v1, by its number in the query."""
+        if self.source_metadata is None:
+            return {str(number): offset for number, offset in enumerate(self.sources)}
+        return {line.partition(":")[0]: line.partition(":")[2] for line in self.sources}
 
 
 ByStore = dict[int, tuple[tuple[str, ...], ...]]
@@ -126,7 +138,10 @@ def parse_metadata(data: bytes, path: str) -> str:
 def encode_offsets(log: OffsetLog) -> bytes:
     """Return the bytes of `offsets/N`; equal logs give equal bytes."""
     head = {"batchWatermarkMs": log.watermark_ms, "batchTimestampMs": log.timestamp_ms, "conf": log.conf}
-    return "\n".join(["v1", json.dumps(head, separators=(",", ":")), *log.sources]).encode()
+    header = "v1"
+    if log.source_metadata is not None:
+        header, head[_SOURCES] = "v2", log.source_metadata
+    return "\n".join([header, json.dumps(head, separators=(",", ":")), *log.sources]).encode()
 
 
 def parse_offsets(data: bytes, path: str) -> OffsetLog:
@@ -143,6 +158,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             timestamp_ms=int(head["batchTimestampMs"]),
             conf={str(k): str(v) for k, v in head["conf"].items()},
             sources=tuple(lines[2:]),
+            source_metadata=dict(head.get(_SOURCES, {})) if lines[0] == "v2" else None,
         )
     except BAD_VALUES as error:
         raise CorruptFile("has a metadata line with a missing or invalid field", path=path, hint=_RESTORE) from error

@@ -231,10 +231,10 @@ def _begun(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
 
 
 def _lost_sources(gathered: ClaimFacts) -> Iterator[StatekeeperError]:
-    for number, offset in enumerate(gathered.offsets[gathered.newest].sources):
+    for source, offset in gathered.offsets[gathered.newest].by_source.items():
         if file_source.position(offset) is not None:
             yield RefusedAsUnsafe(
-                f"source {number} reads files, and the list of the files that it has already read is in the lost "
+                f"source {source} reads files, and the list of the files that it has already read is in the lost "
                 "checkpoint. With a new checkpoint, the query would read all files again",
                 path=gathered.url,
                 hint="restore the checkpoint from a backup, or start over with a new root and a new checkpoint",

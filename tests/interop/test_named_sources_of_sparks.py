@@ -1,7 +1,8 @@
-"""Clones of a query with several named file sources, which Spark 4.2 supports: Spark reads each file once."""
+"""Clones, mirrors and rewinds of a query with several named file sources (Spark 4.2): Spark reads each file once."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -75,3 +76,26 @@ def test_spark_reads_each_file_once_from_a_clone_of_several_named_sources(
     read = Counter(key for number, keys in done.items() if number <= batch for key in keys)
     read.update(key for keys in after.values() for key in keys)
     assert read == files
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_spark_continues_from_a_mirror_and_after_a_rewind_of_several_named_sources(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Each batch after the rewind reads the files that it read before; so does the query of the mirror."""
+    monkeypatch.setitem(CONFS, "spark.sql.streaming.offsetLog.formatVersion", version)
+    checkpoint, mirror = tmp_path / "checkpoint", tmp_path / "mirror"
+    done: dict[int, list[str]] = {}
+    for number, sides in enumerate((SIDES, ("alpha",), SIDES, ("alpha",), SIDES)):
+        add(tmp_path, number, *sides)
+        done.update(run(spark, tmp_path, checkpoint))
+        if number == 3:
+            statekeeper("mirror", str(checkpoint), str(mirror), "--confirm-stopped")
+    assert run(spark, tmp_path, mirror) == {4: done[4]}
+    told = statekeeper("rewind", str(checkpoint), "--to-batch", "1", "--apply", "--confirm-stopped")
+    [undo] = re.findall(r"--undo ([0-9a-f-]{36})", told)[:1]
+    statekeeper("rewind", str(checkpoint), "--undo", undo, "--confirm-stopped")
+    assert run(spark, tmp_path, checkpoint) == {}
+    statekeeper("rewind", str(checkpoint), "--to-batch", "1", "--apply", "--confirm-stopped")
+    after = [row for rows in run(spark, tmp_path, checkpoint).values() for row in rows]
+    assert sorted(after) == sorted(row for batch in (2, 3, 4) for row in done[batch])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from statestore import catalog
 from statestore.format import logs, names
 from statestore.storage import Storage
@@ -16,11 +19,20 @@ def read_files(storage: Storage, *folders: str) -> None:
 
 
 def read_file(storage: Storage, batch: int, *folders: str) -> None:
+    read_up_to(storage, batch, dict.fromkeys(folders, batch))
+
+
+def read_up_to(storage: Storage, batch: int, newest: Mapping[str, int | None], *, with_ids: bool = False) -> None:
+    """Let a batch read from file sources up to these entries; None if it reads none. `with_ids`: offsets of v2."""
     path = names.offsets(batch)
     log = logs.parse_offsets(storage.read(path), path)
-    positions = tuple(f'{{"logOffset":{batch}}}' for _ in folders)
-    offsets = logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf=log.conf, sources=positions)
-    storage.replace(path, logs.encode_offsets(offsets))
-    for folder in folders:
-        entry = b'v1\n{"path":"file:///gone/%d.json","timestamp":1,"batchId":%d}' % (batch, batch)
-        storage.create(f"{names.SOURCES}/{folder}/{batch}", entry)
+    lines = {source: "-" if entry is None else f'{{"logOffset":{entry}}}' for source, entry in newest.items()}
+    positions = tuple(f"{source}:{line}" if with_ids else line for source, line in lines.items())
+    metadata = {} if with_ids else None
+    storage.replace(
+        path, logs.encode_offsets(replace(log, timestamp_ms=batch, sources=positions, source_metadata=metadata))
+    )
+    for folder, entry in newest.items():
+        listed = f"{names.SOURCES}/{folder}/{entry}"
+        if entry is not None and storage.stat(listed) is None:
+            storage.create(listed, b'v1\n{"path":"file:///gone/%d.json","timestamp":1,"batchId":%d}' % (batch, entry))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from statestore.binding import Binding
 from statestore.chain import Chain
+from statestore.format.file_source import Positions
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.record import CloneRecord
@@ -36,7 +37,7 @@ class CloneFacts:
     binding      of a root of a Python job; None for a native checkpoint
     chains       the committed versions of each store, back to a base of the batch
     source       the files of the source by path, without control files other than batch logs and schemas
-    positions    the newest entry that the batch has read from each file source, by folder; None if unknown
+    positions    the newest entry that the batch has read from each file source
     metadata     the bytes of the operators' metadata by path, if they contain URIs
     rows         the state schemas of a Python job that a later batch has extended, by path, as of the batch
     existing     the files of the destination by path
@@ -56,7 +57,7 @@ class CloneFacts:
     binding: Binding | None
     chains: Mapping[StorePath, Chain]
     source: Mapping[str, Entry]
-    positions: Mapping[str, int] | None
+    positions: Positions
     metadata: Mapping[str, bytes]
     rows: Mapping[str, bytes]
     existing: Mapping[str, Entry]

@@ -162,10 +162,10 @@ def _is_read(gathered: CloneFacts, path: str, present: Collection[str]) -> bool:
     """Return whether the batch has read this entry of a file source. All files of other sources count as read, and all
     entries of a source if Spark has merged the entry of the batch with later ones. `present`: the files of both roots."""
     parsed = file_source.parse(path)
-    if parsed is None or gathered.positions is None:
+    if parsed is None:
         return True
     folder, entry = parsed
-    newest = gathered.positions.get(folder, entry)
+    newest = gathered.positions.entries.get(folder, entry)
     return entry <= newest or not file_source.is_complete(folder, newest, present)
 
 

@@ -10,13 +10,14 @@ from statestore.catalog import FilesByStore
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog
 from statestore.errors import NotACheckpoint
-from statestore.format import file_source, logs, names
+from statestore.format import logs, names
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.maintenance.copies import record
 from statestore.maintenance.copies.facts import CloneFacts, Place
 from statestore.maintenance.copies.settled import newest_settled
 from statestore.maintenance.row_schemas import rows_at
+from statestore.maintenance.source_positions import positions_at
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members
 
@@ -75,7 +76,7 @@ def gather(
         binding=bound,
         chains=chains,
         source=entries,
-        positions=file_source.positions(offsets.sources, entries),
+        positions=positions_at(source, batch, offsets, entries),
         metadata={path: source.read(path) for path in entries if _has_uris(path)},
         rows=rows_at(source, batch, entries) if bound is not None else {},
         existing={entry.path: entry for entry in destination.list("", hidden=True)},

@@ -23,18 +23,20 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
     yield from _too_large(gathered, files)
 
 
-def unknown_sources(batch: int) -> RefusedAsUnsafe:
-    """Return the error for named file sources whose positions cannot be matched with their folders.
+def uncertain_sources(facts: CloneFacts) -> Iterator[RefusedAsUnsafe]:
+    """Yield an error for each named file source whose entries up to the batch are unknown.
 
-    A clone gets the whole logs: its query reads the later entries in its next batch. A mirror cannot, because the source
-    may be rolled back and write these entries again.
+    A clone gets all entries that the batch may have read: its query reads the others in its next batch. A mirror cannot,
+    because the source may be rolled back and write these entries again.
     """
-    return RefusedAsUnsafe(
-        f"contains several named sources, but offsets/{batch} does not contain their names: the files that this batch has "
-        "read are unknown, so nothing was written",
-        path=names.SOURCES,
-        hint="make a clone of it instead, regularly: statekeeper clone SOURCE DESTINATION, with an empty DESTINATION",
-    )
+    for folder in sorted(facts.positions.uncertain):
+        yield RefusedAsUnsafe(
+            f"has entries that batch {facts.batch} may or may not have read: offsets/{facts.batch} does not contain the "
+            "names of the sources, and more than one source can be this one; nothing was written",
+            path=f"{names.SOURCES}/{folder}",
+            hint="run this command again after the next batch of the query. To exclude this error, start a new query with "
+            "spark.sql.streaming.offsetLog.formatVersion=2",
+        )
 
 
 def misplaced(gathered: CloneFacts) -> Iterator[StatekeeperError]:

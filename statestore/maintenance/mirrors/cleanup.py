@@ -105,11 +105,11 @@ def _is_superseded(gathered: CleanupFacts, path: str) -> bool:
 
 def _is_merged(gathered: CleanupFacts, path: str) -> bool:
     """Return whether the log of a file source is complete without the entries that the source has deleted."""
-    parsed = file_source.parse(path)
-    if parsed is None or gathered.positions is None or parsed[0] not in gathered.positions:
+    parsed, positions = file_source.parse(path), gathered.positions
+    if parsed is None or parsed[0] not in positions.entries or parsed[0] in positions.uncertain:
         return False
     left = gathered.existing.keys() & gathered.source
-    return file_source.is_complete(parsed[0], gathered.positions[parsed[0]], left)
+    return file_source.is_complete(parsed[0], positions.entries[parsed[0]], left)
 
 
 def _place(path: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statestore.binding import Binding
 from statestore.chain import Chain
 from statestore.errors import CorruptFile
+from statestore.format.file_source import Positions
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
 from statestore.maintenance.copies import CloneFacts
@@ -60,7 +61,7 @@ class CleanupFacts:
     chains     the committed versions of each store of the mirror, back to a base of batch `first`, as they are without the
                files that the source has deleted
     tables     the paths of the tables that other snapshots of the mirror name
-    positions  the newest entry of each file source in the newest batch of the mirror, by folder; None if unknown
+    positions  the newest entry of each file source in the newest batch of the mirror
     first      the oldest batch of the mirror, or an older one that another run reads; 0 if a hold cannot be decoded
     omitted    a name that a listing of the source has omitted; None if the listing is whole
     """
@@ -70,6 +71,6 @@ class CleanupFacts:
     existing: Mapping[str, int]
     chains: Mapping[StorePath, Chain]
     tables: frozenset[str]
-    positions: Mapping[str, int] | None
+    positions: Positions
     first: int
     omitted: str | None = None

@@ -9,7 +9,8 @@ from dataclasses import replace
 from statestore.binding import parse_binding
 from statestore.commit_log import batches_of
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import file_source, mirror_names, names
+from statestore.format import mirror_names, names
+from statestore.format.file_source import Positions
 from statestore.format.logs import parse_commit, parse_metadata, parse_offsets
 from statestore.format.snapshot import read_snapshot
 from statestore.format.state_conf import ROCKSDB
@@ -19,6 +20,7 @@ from statestore.maintenance.mirrors import compare
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts, Owner
 from statestore.maintenance.mirrors.record import MirrorRecord
+from statestore.maintenance.source_positions import positions_at
 from statestore.storage import Entry, Storage, at_once, read_or_none
 
 
@@ -77,7 +79,7 @@ def gather_cleanup(source: Storage, destination: Storage) -> CleanupFacts:
         existing=existing,
         chains=copies.chains(destination, down_to=first + 1, without=gone) if gone else {},
         tables=_named_tables(destination, existing, gone),
-        positions=_positions(destination, existing, record) if gone else {},
+        positions=_positions(destination, existing, record) if gone else Positions({}),
         first=first,
         omitted=omitted[0].shown if omitted else None,
     )
@@ -110,12 +112,11 @@ def _named_tables(destination: Storage, existing: Collection[str], gone: Collect
     return frozenset(found)
 
 
-def _positions(
-    destination: Storage, existing: Collection[str], record: MirrorRecord | None
-) -> Mapping[str, int] | None:
-    path = names.offsets(-1 if record is None else record.batch)
+def _positions(destination: Storage, existing: Collection[str], record: MirrorRecord | None) -> Positions:
+    batch = -1 if record is None else record.batch
+    path = names.offsets(batch)
     data = read_or_none(destination, path) if path in existing else None
-    return None if data is None else file_source.positions(parse_offsets(data, path).sources, existing)
+    return Positions({}) if data is None else positions_at(destination, batch, parse_offsets(data, path), existing)
 
 
 def _structure(logs: Mapping[str, tuple[bytes | None, bytes | None]], record: MirrorRecord) -> Structure | None:

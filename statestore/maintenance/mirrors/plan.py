@@ -12,7 +12,7 @@ from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.files import files_of, first_loadable, oldest_loadable
-from statestore.maintenance.copies.obstacles import obstacles, unknown_sources
+from statestore.maintenance.copies.obstacles import obstacles, uncertain_sources
 from statestore.maintenance.copies.record import CloneRecord
 from statestore.maintenance.mirrors.facts import MirrorFacts, Owner
 from statestore.maintenance.mirrors.lag import Lag, lag_of
@@ -110,7 +110,7 @@ def plan(gathered: MirrorFacts, root_id: str, *, location: str | None = None) ->
             *_damaged(facts, kept),
             *gathered.damaged,
             *obstacles(facts, kept),
-            *((unknown_sources(facts.batch),) if facts.positions is None else ()),
+            *uncertain_sources(facts),
             *unwritten,
         ),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statestore.binding import Binding
 from statestore.chain import Chain
 from statestore.commit_log import Heads
+from statestore.format.file_source import Positions
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
 from statestore.maintenance.quarantine import QueryPosition
@@ -18,12 +19,12 @@ from statestore.storage import Entry
 class SourceNeed:
     """The data that a source must still have after a rewind, and the data that it no longer has.
 
-    number   of the source in the query, from 0
+    source   its name, or its number in the query from 0
     needs    in words, such as "offsets from 12 on of partition 0 of topic clicks"
     missing  files that batches after the target have read and that no longer exist; None if that is not known
     """
 
-    number: int
+    source: str
     needs: str
     missing: tuple[str, ...] | None
 
@@ -43,7 +44,7 @@ class RewindFacts:
     position          the query position after the rewind
     commits           the SHA-256 of each later commit, by batch
     files             all files by path; without hidden files and without quarantined ones
-    positions         the newest entry of each file source that the target has read, by folder; None if unknown
+    positions         the newest entry of each file source that the target has read
     sources           the data that each source must still have
     query_id          of the query; that of a Python job is in the binding
     former_ids        its ids before and after earlier rewinds and claims
@@ -64,7 +65,7 @@ class RewindFacts:
     position: QueryPosition
     commits: Mapping[int, str]
     files: Mapping[str, Entry]
-    positions: Mapping[str, int] | None
+    positions: Positions
     sources: tuple[SourceNeed, ...]
     query_id: str
     former_ids: frozenset[str]

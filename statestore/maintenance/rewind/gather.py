@@ -23,6 +23,7 @@ from statestore.format.logs import OffsetLog
 from statestore.format.names import StorePath
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.maintenance import source_positions
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.maintenance.rewind import sources
 from statestore.maintenance.rewind.facts import RewindFacts
@@ -122,7 +123,8 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
             structures[one] = logs.parse_commit(data, path).structure
 
     at_once(read, later)
-    offsets = _offsets(storage, batch).sources
+    offsets = _offsets(storage, batch)
+    newest_offsets = source_positions.newest_offsets(storage, batch, offsets, entries)
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
     query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
@@ -139,8 +141,8 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         position=QueryPosition.of(storage, log.newest),
         commits=dict(sorted(commits.items())),
         files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},
-        positions=file_source.positions(offsets, entries),
-        sources=sources.needs(storage, offsets, entries),
+        positions=file_source.positions(offsets, newest_offsets, entries),
+        sources=sources.needs(storage, offsets, newest_offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
         former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
         binding=bound,

@@ -128,7 +128,6 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
             *_of_structures(gathered),
             *_not_loadable(gathered),
             *missing_offsets(gathered.batch, gathered.files),
-            *_of_sources(gathered),
         ),
     )
 
@@ -194,8 +193,9 @@ def _of_later_store(gathered: RewindFacts, path: str) -> tuple[int, RewindReason
 
 
 def _sources(gathered: RewindFacts) -> Iterator[MoveAway]:
-    """Yield the later entries of file sources. Later entries stay if Spark has merged the entry of the target with them."""
-    positions = gathered.positions or {}
+    """Yield the later entries of file sources. Later entries stay if Spark has merged the entry of the target with them, or
+    if the target may have read them. The query then reads their files in its next batch."""
+    positions = gathered.positions.entries
     for path, entry in sorted(gathered.files.items()):
         parsed = file_source.parse(path)
         if parsed is None or parsed[0] not in positions:
@@ -271,13 +271,3 @@ def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> Vers
         path=path,
         hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then give this batch with --to-batch",
     )
-
-
-def _of_sources(gathered: RewindFacts) -> Iterator[StatekeeperError]:
-    if gathered.positions is None:
-        yield RefusedAsUnsafe(
-            f"contains several named sources, but offsets/{gathered.batch} does not contain their names: the files that "
-            f"this batch has read are unknown, so nothing was changed",
-            path=names.SOURCES,
-            hint="restore the whole checkpoint from a backup",
-        )

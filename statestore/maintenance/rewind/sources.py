@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from statestore.format import file_source
+from statestore.format.logs import OffsetLog
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.maintenance.rewind.facts import SourceNeed
 from statestore.storage import Storage, read_or_none
 
 
-def needs(storage: Storage, offsets: Sequence[str], files: Collection[str]) -> tuple[SourceNeed, ...]:
-    """Describe the needs of each source from its offset at the target. `files`: the paths of the checkpoint.
+def needs(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collection[str]) -> tuple[SourceNeed, ...]:
+    """Describe the needs of each source from its offset at the target. `newest`: the offsets of the newest batch that has
+    begun; `files`: the paths of the checkpoint.
 
     Of a file source on this machine, the files that later batches have read are looked up. One request for each later entry
     of a file source. Raises `StorageError`.
     """
-    folders = file_source.folders_of(offsets, files)
-    return tuple(_need(storage, number, text, folders, files) for number, text in enumerate(offsets))
+    found = []
+    for source, offset in offsets.by_source.items():
+        entry = file_source.position(offset)
+        if entry is None:
+            found.append(SourceNeed(source, _described(offset), None))
+        else:
+            folder = file_source.folder_of(source, offsets, newest, files)
+            found.append(_of_files(storage, source, entry, folder, files))
+    return tuple(found)
 
 
-def _need(
-    storage: Storage, number: int, offset: str, folders: Mapping[int, str] | None, files: Collection[str]
-) -> SourceNeed:
-    entry = file_source.position(offset)
-    if entry is not None:
-        if folders is None:
-            return SourceNeed(number, "the files that later batches have read; the folder of its log is unknown", None)
-        read = list(dict.fromkeys(_read_after(storage, folders[number], entry, files)))
-        needs = f"the {'file' if len(read) == 1 else f'{len(read):,} files'} that later batches have read"
-        try:
-            urls = {path: urlsplit(path) for path in read}
-            are_local = all(url.scheme in ("", "file") for url in urls.values())
-            missing = tuple(path for path, url in urls.items() if not Path(unquote(url.path)).exists())
-        except (ValueError, OSError):  # invalid names
-            are_local, missing = False, ()
-        return SourceNeed(number, needs, missing if are_local else None)
-    return SourceNeed(number, _described(offset), None)
+def _of_files(storage: Storage, source: str, entry: int, folder: str | None, files: Collection[str]) -> SourceNeed:
+    if folder is None:
+        return SourceNeed(source, "the files that later batches have read; the folder of its log is unknown", None)
+    read = list(dict.fromkeys(_read_after(storage, folder, entry, files)))
+    needs = f"the {'file' if len(read) == 1 else f'{len(read):,} files'} that later batches have read"
+    try:
+        urls = {path: urlsplit(path) for path in read}
+        are_local = all(url.scheme in ("", "file") for url in urls.values())
+        missing = tuple(path for path, url in urls.items() if not Path(unquote(url.path)).exists())
+    except (ValueError, OSError):  # invalid names
+        are_local, missing = False, ()
+    return SourceNeed(source, needs, missing if are_local else None)
 
 
 def _described(offset: str) -> str:
     """Describe an offset of Kafka or Delta; any other offset as it is."""
+    if offset == "-":
+        return "all of its data"
     try:
         body = parsed_json(offset.encode())
         if "reservoirVersion" in body:
