@@ -31,7 +31,7 @@ from statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)
 
-_READS_ROWS = "this release decodes only unsaferow, the default encoding; read the state with Spark's statestore source"
+_READS_ROWS = "to see the rows, read the state with Spark's statestore source"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,9 @@ def contents_at(storage: Storage, batch: int | None = None, *, any_encoding: boo
 
 def _other_encoding(conf: StateConf, path: str) -> UnknownFormatVersion:
     return UnknownFormatVersion(
-        f"the query encodes its rows as {conf.encoding}; they cannot be decoded", path=path, hint=_READS_ROWS
+        f"the query encodes its rows as {conf.encoding}; this release decodes only unsaferow, the default encoding",
+        path=path,
+        hint=_READS_ROWS,
     )
 
 

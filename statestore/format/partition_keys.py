@@ -141,7 +141,8 @@ def require_partition(hashes: Hashes, rule: PartitionRule, partitions: int) -> N
             rule.operator,
             rule.store,
             rule.family,
-            f"row {row} is in partition {rule.store.partition}, but its key belongs into {placed[row]} of {partitions}",
+            f"row {row} is in partition {rule.store.partition}, but Spark assigns its key to partition {placed[row]} of "
+            f"{partitions}",
         )
 
 

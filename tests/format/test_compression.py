@@ -200,7 +200,7 @@ def test_two_concatenated_changelogs_are_rejected(codec: str, other: str) -> Non
 @pytest.mark.parametrize("data", [b"", b"Z", b"LZ4B", b"PK\3\4 a zip", b"\x82SNAPPX\0" + bytes(20), bytes(50)])
 def test_an_unknown_codec_is_rejected_with_its_first_bytes(data: bytes) -> None:
     with pytest.raises(
-        CorruptFile, match=r"a\.changelog: (begins with [0-9a-f]+, which no codec|is empty).* -> restore"
+        CorruptFile, match=r"a\.changelog: (begins with the bytes [0-9a-f]+, which no codec|is empty).* -> restore"
     ):
         plain(data)
 

@@ -52,7 +52,7 @@ def blocks(data: bytes | mmap.mmap, path: str) -> Iterator[bytes]:
     for magic, codec in _CODECS.items():
         if start.startswith(magic):
             return codec(CompressedFile(data, path))
-    found = f"begins with {start.hex()}, which no codec of Spark writes (lz4, zstd, snappy, lzf)"
+    found = f"begins with the bytes {start.hex()}, which no codec of Spark writes (lz4, zstd, snappy, lzf)"
     raise CorruptFile(
         found if start else "is empty",
         path=path,

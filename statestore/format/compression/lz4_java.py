@@ -87,7 +87,7 @@ def blocks(file: CompressedFile) -> Iterator[bytes]:
         if len(plain) != plain_length:
             raise file.damage(f"a block of {len(plain):,} bytes that claims {plain_length:,}")
         if _checksum(plain) != checksum:
-            raise file.damage(f"wrong checksum of the block at byte {position:,}")
+            raise file.damage(f"the block at byte {position:,} has a wrong checksum")
         yield plain
         position += packed_length
 

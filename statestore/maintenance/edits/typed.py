@@ -24,7 +24,7 @@ def typed_texts(texts: Mapping[str, str], schema: pa.Schema, what: str) -> pa.Ta
             arrays.append(_parsed([text], kind))
         except _FAILURES as error:
             raise SchemaMismatch(
-                f"{text!r} is not a value of column {name} of {what}, whose type is {kind}: {_NOTHING}",
+                f"{text!r} is not a value of column {name} of {what}, whose type is {kind}; {_NOTHING}",
                 hint="write the value as `statekeeper dump ROOT` shows it",
             ) from error
     return pa.table(arrays, schema=pa.schema([schema.field(name) for name in texts]))

@@ -161,7 +161,7 @@ def require_same(
     try:
         with open_base(storage, store, version, path, EngineLimits(), conf, at_hand=at_hand).database as database:
             found = database.digest()
-        problem = f"digest {found}, expected {digest}"
+        problem = f"the digest of its rows is {found}, expected {digest}"
     except SnapshotUnusable as error:
         found, problem = "", str(error)
     if found != digest:

@@ -195,7 +195,7 @@ def test_a_label_names_one_savepoint(disks: Roots, tmp_path: Path) -> None:
     other = open_storage(str(tmp_path / "other"))
     with pytest.raises(RefusedAsUnsafe, match="the label 'before' is already used by the savepoint of batch 7"):
         kept(source, other, tmp_path)
-    with pytest.raises(RefusedAsUnsafe, match="the label before already belongs"):
+    with pytest.raises(RefusedAsUnsafe, match="the label 'before' is already used"):
         saved(source, other, tmp_path, label="before")
     assert other.list("", hidden=True) == []
     with pytest.raises(DestinationNotEmpty, match="is the savepoint before"):
