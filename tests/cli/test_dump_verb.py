@@ -236,8 +236,7 @@ def test_avro_rows_are_rejected_with_a_typed_error(root: Path, checkpoint: Check
     told = refused(run(verb, root))
     assert (
         "offsets/2: the query encodes its rows as avro; this release decodes only unsaferow, the default encoding -> "
-        "to see the rows"
-        in told
+        "to see the rows" in told
     )
 
 
