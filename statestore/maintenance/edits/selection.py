@@ -17,6 +17,7 @@ from statestore import catalog
 from statestore.contents import Contents, Layout, layout
 from statestore.errors import RefusedAsUnsafe, SchemaMismatch
 from statestore.format.families import Family
+from statestore.format.family_encode import with_longs_for_nulls
 from statestore.format.family_rows import FAMILY_BYTES, decode_keys
 from statestore.format.murmur3 import partitions_of
 from statestore.format.names import StorePath
@@ -210,18 +211,11 @@ def _placed(
     rule = partition_rules(metadata.name if metadata else "", first, {None: family}, contents.conf)[None]
     encoding = RowEncoding(family, contents.conf.row_checksums)
     encoded_keys, encoded_values = encoding.encoded(
-        _encoded(keys), encode_rows(_with_longs_for_nulls(values)).to_pylist()
+        _encoded(keys), encode_rows(with_longs_for_nulls(values)).to_pylist()
     )
     places = partitions_of(key_hashes(encoded_keys, rule), len(stores)).tolist()
     for place, encoded_key, encoded_value in zip(places, encoded_keys, encoded_values, strict=True):
         yield replace(first, partition=place), encoded_key, encoded_value
-
-
-def _with_longs_for_nulls(values: pa.Table) -> pa.Table:
-    """Give the columns of type null, such as the only value of dropDuplicates, a type whose nulls Spark encodes in the
-    same way: a bit, and eight bytes of zeros."""
-    fields = [one.with_type(pa.int64()) if pa.types.is_null(one.type) else one for one in values.schema]
-    return values.cast(pa.schema(fields))
 
 
 def _row_schema(key: pa.Schema, value: pa.Schema) -> pa.Schema:
