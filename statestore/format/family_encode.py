@@ -50,8 +50,8 @@ def encode_keys(keys: pa.Table, family: Family, number: int | None = None) -> li
 def encode_values(
     keys: Sequence[bytes], values: pa.Table, counts: Counts | None, family: Family, conf: StateConf
 ) -> list[bytes]:
-    """Encode the values of keys. `counts[i]` consecutive rows of `values` are the list of key i; None: each key has one row,
-    which is no list. Raises as `unsafe_row.encode_rows`."""
+    """Encode the values of keys. `counts[i]` consecutive rows of `values` are the list of key i. If `counts` is None, each
+    key has one row, which is no list. Raises as `unsafe_row.encode_rows`."""
     values = with_longs_for_nulls(values)
     if family.head is RowHead.NOTHING:
         # A store adds the checksums.

@@ -151,8 +151,23 @@ def _pieces(decoded: DecodedRows, key_of_row: Counts) -> Iterator[tuple[int, int
 def _typed(table: Table, partition: int, keys: pa.Table, values: pa.Table, element: pa.Array) -> pa.RecordBatch:
     columns = [_whole(column) for of in (keys, values) for column in of.columns]
     fields = list(table.schema)[len(_PLACE) + 2 :]
-    stored = [_stored(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    stored = [_retyped(column, field.type) for column, field in zip(columns, fields, strict=True)]
     return _batch(table, partition, [element, _expiry(table, values), *stored], values.num_rows)
+
+
+def state_rows(table: Table, rows: pa.RecordBatch) -> tuple[pa.Table, pa.Table]:
+    """Convert rows of a typed table back to the columns of their keys and of their values."""
+    assert table.rows is not None
+    columns = rows.columns[len(_PLACE) + 2 :]
+    keys, values = columns[: len(table.rows.key)], columns[len(table.rows.key) :]
+    return _of_schema(keys, table.rows.key, rows.num_rows), _of_schema(values, table.rows.value, rows.num_rows)
+
+
+def _of_schema(columns: list[pa.Array], schema: pa.Schema, count: int) -> pa.Table:
+    retyped = [_retyped(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    # A batch from a struct keeps its number of rows if it has no columns.
+    struct = pa.Array.from_buffers(pa.struct(list(schema)), count, [None], children=retyped)
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(struct)], schema)
 
 
 def raw_rows(table: Table, partition: int, keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
@@ -224,24 +239,24 @@ def _without_columns(fields: Iterable[pa.Field]) -> Iterable[str]:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def _stored(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The same values as another type, which differs in names and in columns of type void."""
     if array.type == kind:
         return array
-    if pa.types.is_null(array.type):
+    if pa.types.is_null(array.type) or pa.types.is_null(kind):
         return pa.nulls(len(array), kind)
     array = array if not array.offset else array.take(_indexes(np.arange(len(array))))
     buffers = array.buffers()
     if pa.types.is_struct(kind):
-        fields = [_stored(array.field(i), kind.field(i).type) for i in range(kind.num_fields)]
+        fields = [_retyped(array.field(i), kind.field(i).type) for i in range(kind.num_fields)]
         return pa.Array.from_buffers(kind, len(array), buffers[:1], children=fields)
     if pa.types.is_map(kind):
-        entries = [_stored(array.keys, kind.key_type), _stored(array.items, kind.item_type)]
+        entries = [_retyped(array.keys, kind.key_type), _retyped(array.items, kind.item_type)]
         pairs = pa.Array.from_buffers(
             pa.struct([kind.key_field, kind.item_field]), len(entries[0]), [None], children=entries
         )
         return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[pairs])
-    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[_stored(array.values, kind.value_type)])
+    return pa.Array.from_buffers(kind, len(array), buffers[:2], children=[_retyped(array.values, kind.value_type)])
 
 
 def _expiry(table: Table, values: pa.Table) -> pa.Array:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from statestore import catalog
 from statestore.contents import Contents, Layout, contents_at, layout_or_bytes
+from statestore.format import logs
+from statestore.format import names as checkpoint_names
 from statestore.format import savepoint_names as names
 from statestore.format.names import StorePath
 from statestore.maintenance import copies
@@ -29,6 +31,7 @@ class RowsFacts:
     begun      the record of an earlier run in the destination
     finished   the stores that an earlier run has finished
     is_whole   the destination has a manifest, and all its files
+    watermark_ms   the watermark with which the query continues after the batch
     """
 
     copied: CloneFacts
@@ -38,6 +41,7 @@ class RowsFacts:
     begun: Begun | None
     finished: Mapping[StorePath, StoreRows]
     is_whole: bool
+    watermark_ms: int
 
 
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> RowsFacts:
@@ -59,6 +63,7 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         operator: catalog.operator_at(source, operator, copied.batch)
         for operator in sorted({operator for operator, _ in layouts})
     }
+    commit = checkpoint_names.commits(copied.batch)
     manifest = read_or_none(destination, names.MANIFEST) if names.MANIFEST in copied.existing else None
     return RowsFacts(
         copied=copied,
@@ -68,4 +73,5 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         begun=begun,
         finished=read_finished(destination, contents.stores, copied.existing),
         is_whole=manifest is not None and is_whole(manifest, copied.existing),
+        watermark_ms=logs.parse_commit(source.read(commit), commit).next_watermark_ms,
     )

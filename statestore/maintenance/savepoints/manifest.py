@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +36,12 @@ def encode_manifest(
     gathered: RowsFacts, planned: RowsPlan, tables: Mapping[str, Table], done: Mapping[StorePath, StoreRows]
 ) -> bytes:
     """Encode the manifest. The same savepoint gives the same bytes."""
-    described = [_table(table, list(_parts(folder, done))) for folder, table in sorted(tables.items())]
+    partitions = Counter((store.operator, store.store) for store in planned.stores)
+    described = [
+        _table(table, list(_parts(folder, done)), partitions[table.operator, table.store])
+        for folder, table in sorted(tables.items())
+    ]
+    bound = gathered.copied.binding
     body = {
         "format": _FORMAT,
         "source": planned.begun.source,
@@ -44,6 +50,8 @@ def encode_manifest(
         "structure": planned.structure.value,
         "origin": gathered.contents.origin.value,
         "query_id": planned.query_id,
+        "watermark_ms": gathered.watermark_ms,
+        "key_groups": None if bound is None else bound.key_groups,
         "spark": [spark.value for spark in gathered.contents.conf.written_by],
         "begun_at": datetime.fromtimestamp(planned.begun.begun_at_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),
         "table_format": planned.begun.tables,
@@ -77,7 +85,7 @@ def _parts(folder: str, done: Mapping[StorePath, StoreRows]) -> Iterable[tuple[i
                 yield store.partition, part
 
 
-def _table(table: Table, parts: list[tuple[int, Part]]) -> dict[str, Any]:
+def _table(table: Table, parts: list[tuple[int, Part]], partitions: int) -> dict[str, Any]:
     return {
         "path": table.folder,
         "operator_id": table.operator,
@@ -89,6 +97,7 @@ def _table(table: Table, parts: list[tuple[int, Part]]) -> dict[str, Any]:
         "types": {field.name: str(field.type) for field in table.schema},
         "key_schema": _schema(table, "key"),
         "value_schema": _schema(table, "value"),
+        "partition_count": partitions,
         "rows": sum(part.rows for _, part in parts),
         "bytes": sum(file.bytes for _, part in parts for file in part.files),
         "digest": f"{digest_sum(int(part.digest, 16) for _, part in parts):032x}",
@@ -97,6 +106,7 @@ def _table(table: Table, parts: list[tuple[int, Part]]) -> dict[str, Any]:
                 "partition": partition,
                 "rows": part.rows,
                 "digest": part.digest,
+                "state_bytes": part.state_bytes,
                 "files": [{"path": file.path, "rows": file.rows, "bytes": file.bytes} for file in part.files],
             }
             for partition, part in parts

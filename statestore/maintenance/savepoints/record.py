@@ -61,13 +61,15 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The rows that one store adds to a table. `digest`: see `columns.digest_of`."""
+    """The rows that one store adds to a table. `digest`: see `columns.digest_of`; `state_bytes`: of their keys and values in
+    the store."""
 
     table: str
     family: str | None
     rows: int
     digest: str
     files: tuple[File, ...]
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,15 @@ def _part(body: dict[str, Any], store: StorePath) -> Part:
     for number, file in enumerate(files):
         if file.path != names.part(table, store.partition, number):
             raise ValueError(f"{file.path[:100]!r} is not file {number} of {store} in {table}")
-    return Part(table=table, family=family, rows=count(body["rows"]), digest=digest(body["digest"]), files=files)
+    return Part(
+        table=table,
+        family=family,
+        rows=count(body["rows"]),
+        digest=digest(body["digest"]),
+        files=files,
+        # An earlier release did not record it.
+        state_bytes=count(body.get("state_bytes", 0)),
+    )
 
 
 def _body(data: bytes, path: str) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def _parts(
     for family, pieces in itertools.groupby(rows.pairs(), key=lambda pairs: pairs.family):
         writer = writer_of(family)
         for pairs in pieces:
+            writer.state_bytes += sum(map(len, pairs.keys)) + sum(map(len, pairs.values))
             for batch in _batches(writer.table, partition, rows, pairs):
                 writer.add(batch)
                 wrote(batch.num_rows)
@@ -119,6 +120,7 @@ class _PartWriter:
 
     def __init__(self, table: Table, partition: int, destination: Storage, folder: Path) -> None:
         self.table = table
+        self.state_bytes = 0
         self._partition = partition
         self._destination = destination
         self._path = folder / "part.parquet"
@@ -148,6 +150,7 @@ class _PartWriter:
             rows=sum(file.rows for file in self._files),
             digest=f"{self._digest:032x}",
             files=tuple(self._files),
+            state_bytes=self.state_bytes,
         )
 
     def _end_group(self) -> None:
