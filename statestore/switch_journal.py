@@ -1,4 +1,4 @@
-"""The journal of a rewrite: a switchover, a rescale, a conversion or an edit. After a crash, the next run reads it
+"""The journal of a rewrite: a switchover, a rescale, a conversion, an edit or a load. After a crash, the next run reads it
 to finish or to reverse the rewrite.
 
     _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
@@ -26,7 +26,7 @@ from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number, store_name, table_name
+from statestore.format.untrusted import BAD_VALUES, checkpoint_id, count, plain_number, store_name, table_name
 from statestore.storage import Storage
 
 _FORMAT = 1
@@ -43,6 +43,7 @@ class RewriteKind(Enum):
     RESCALE = "rescale"
     CONVERT = "convert"
     EDIT = "edit"
+    LOAD = "load"
 
     @property
     def noun(self) -> str:
@@ -80,8 +81,9 @@ class Begun:
     file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
     replaced    the other files that a rewrite of an own root replaces, in this order, and their contents before it; None if
                 the rewrite appends a batch
-    options     of an edit: the options of the command that name the rows
-    rows        of an edit: a digest of the rows that the options name
+    options     of an edit or a load: the arguments of the command that name the rows
+    rows        of an edit or a load: a digest of the rows that the options name
+    watermark_ms  of a load: the watermark with which the query continues; None for others
     """
 
     number: int
@@ -99,6 +101,7 @@ class Begun:
     replaced: Mapping[str, str] | None = None
     options: tuple[str, ...] = ()
     rows: str = ""
+    watermark_ms: int | None = None
 
     @property
     def built(self) -> Mapping[StorePath, VersionId]:
@@ -119,16 +122,19 @@ class Begun:
                 return f"conversion to {self.provider.value} in structure {self.to.value}"
             case RewriteKind.EDIT:
                 return f"edit of {len(self.built):,} stores"
+            case RewriteKind.LOAD:
+                return f"load of {self.options[0] if self.options else 'a savepoint'}"
 
     @property
     def first_version(self) -> int | None:
-        """The first version whose files have other names than those before it; None after a rescale or an edit."""
+        """The first version whose files have other names than those before it; None after a rescale, an edit
+        or a load."""
         match self.rewrite:
             case RewriteKind.SWITCH:
                 return self.batch + 1
             case RewriteKind.CONVERT:
                 return self.batch + 2
-            case RewriteKind.RESCALE | RewriteKind.EDIT:
+            case RewriteKind.RESCALE | RewriteKind.EDIT | RewriteKind.LOAD:
                 return None
 
     @property
@@ -144,10 +150,15 @@ class Begun:
                 return "--to", self.provider.option, "--structure", self.to.value, *sink
             case RewriteKind.EDIT:
                 return self.options
+            case RewriteKind.LOAD:
+                return *self.options, *sink
 
     @property
     def finishing(self) -> str:
         """The command that finishes the rewrite."""
+        if self.rewrite is RewriteKind.LOAD:
+            savepoint, *options = self.goal
+            return shlex.join(["statekeeper", "load", savepoint, "ROOT", *options, "--apply", "--confirm-stopped"])
         return f"statekeeper {self.rewrite.value} ROOT {shlex.join(self.goal)} --apply --confirm-stopped"
 
     @property
@@ -282,7 +293,8 @@ def begin(storage: Storage, begun: Begun) -> None:
         "provider": begun.provider.value,
         **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
         **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
-        **({"options": begun.options, "rows": begun.rows} if begun.rewrite is RewriteKind.EDIT else {}),
+        **({"options": begun.options, "rows": begun.rows} if begun.rows else {}),
+        **({} if begun.watermark_ms is None else {"watermark_ms": begun.watermark_ms}),
     }
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
@@ -411,6 +423,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             replaced=_parse_replaced(body.get("replaced"), int(body["batch"]), stores, path),
             options=tuple(str(option) for option in body.get("options", ())),
             rows=str(body.get("rows", "")),
+            watermark_ms=None if body.get("watermark_ms") is None else count(body["watermark_ms"]),
         )
     except BAD_VALUES as error:
         raise _invalid(path) from error

@@ -34,6 +34,7 @@ _WAYS_BACK = {
     RewriteKind.RESCALE: "to return to the state before a completed rescale, run: statekeeper rewind ROOT --to-batch N",
     RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
     RewriteKind.EDIT: "to reverse a completed edit, run: statekeeper edit ROOT --undo RUN --confirm-stopped",
+    RewriteKind.LOAD: "to reverse a completed load, run: statekeeper load ROOT --undo RUN --confirm-stopped",
 }
 
 
@@ -71,7 +72,9 @@ def plan(
     writes files with Spark's file sink; not needed to complete an interrupted rewrite. Raises as `rewrites.gather` and
     `rewrites.file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another file sink.
     """
-    facts = rewrites.gather(storage, scratch=scratch, policy=policy_of(policies))
+    facts = rewrites.gather(
+        storage, scratch=scratch, policy=policy_of(policies), of_load=isinstance(goal, rewrites.Load)
+    )
     planned = rewrites.plan(facts, goal, spark)
     return PreparedRewrite(
         plan=replace(planned, file_sink=_plan_sink(planned, file_sink, open_sink)),

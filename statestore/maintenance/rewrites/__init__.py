@@ -14,6 +14,8 @@ from statestore.maintenance.rewrites.plan import plan
 from statestore.maintenance.rewrites.plans import (
     Convert,
     Goal,
+    Incoming,
+    Load,
     OperatorFacts,
     Rescale,
     RewriteFacts,
@@ -26,6 +28,8 @@ __all__ = [
     "Convert",
     "FileSinkPlan",
     "Goal",
+    "Incoming",
+    "Load",
     "OperatorFacts",
     "Rescale",
     "RewriteFacts",

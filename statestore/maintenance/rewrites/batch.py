@@ -90,7 +90,8 @@ def _require_snapshots(storage: Storage, begun: Begun) -> None:
 def _commit(begun: Begun) -> bytes:
     old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
     ids = by_operator(begun.stores) if any(version.id is not None for version in begun.stores.values()) else None
-    return logs.encode_commit(replace(old, ids=ids, digests=None))
+    watermark_ms = old.next_watermark_ms if begun.watermark_ms is None else begun.watermark_ms
+    return logs.encode_commit(replace(old, next_watermark_ms=watermark_ms, ids=ids, digests=None))
 
 
 def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
@@ -111,4 +112,7 @@ def _offsets(newest: str, begun: Begun) -> bytes:
     confs = {PROVIDER: begun.provider.class_name}
     if begun.partitions is not None:
         confs[SHUFFLE_PARTITIONS] = str(begun.partitions)
+    if begun.watermark_ms is not None:
+        # A load restores the watermark of its savepoint, also if that is lower.
+        return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=begun.watermark_ms, lowers=True)
     return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=watermark_ms)

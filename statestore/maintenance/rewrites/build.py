@@ -14,6 +14,7 @@ from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots
+from statestore.maintenance.rewrites.load_rows import read_savepoint
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup
 from statestore.maintenance.rewrites.read import BLOCK_BYTES, Source, read
 from statestore.maintenance.rewrites.rocksdb_snapshots import RocksDbSnapshots
@@ -46,7 +47,10 @@ def rebuild(
         folder = Path(name)
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
         with Spool(folder / "spool", EngineLimits(block_bytes=BLOCK_BYTES), piece_bytes) as spool:
-            sources = read(storage, planned, group, machine, folder, spool)
+            if planned.load is None:
+                sources = read(storage, planned, group, machine, folder, spool)
+            else:
+                sources = read_savepoint(storage, planned, group, machine, spool)
             snapshots: RocksDbSnapshots | HdfsSnapshots
             if planned.provider is Provider.ROCKSDB:
                 families = _families(group, sources)
@@ -89,7 +93,8 @@ def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Seq
         found.merge(target)
     if str(found) != str(expected):
         raise CorruptFile(
-            f"the rewritten rows of store {group.name} differ from the present rows: digest {found}, expected {expected}; "
+            f"the rewritten rows of store {group.name} differ from the rows that were read: digest {found}, expected "
+            f"{expected}; "
             f"nothing was published",
             path=f"state/{group.operator}",
             hint="reverse the rewrite with --abort, and report this error",

@@ -24,6 +24,7 @@ from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.build import rebuild
 from statestore.maintenance.rewrites.commit import commit, is_committed
+from statestore.maintenance.rewrites.load_rows import require_intact
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
 from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.origin import Origin
@@ -74,6 +75,9 @@ def execute(
     if planned.refusals:
         raise RefusedAsUnsafe(planned.refusals[0], path=storage.url, hint="nothing was changed")
     require_as_planned(storage, planned)
+    if planned.load is not None and planned.half_done is None:
+        # Before the journal: a damaged savepoint must leave no half-done rewrite.
+        require_intact(storage, planned, machine)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
     progress(Progress(phase=SwitchPhase.BEGUN))
     guarded = guards(storage, begun)
@@ -159,6 +163,9 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         provider=planned.provider,
         file_sink=None if planned.file_sink is None else planned.file_sink.entry,
         replaced={path: storage.read(path).decode() for path in replaced} if is_own else None,
+        options=() if planned.load is None else planned.load.options,
+        rows="" if planned.load is None else planned.load.saved.identity,
+        watermark_ms=None if planned.load is None else planned.load.saved.watermark_ms,
     )
     journal.begin(storage, begun)
     return begun

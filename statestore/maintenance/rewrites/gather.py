@@ -7,14 +7,16 @@ from pathlib import Path
 
 from statestore import catalog, switch_journal
 from statestore.binding import read_binding
-from statestore.contents import Contents, layout
+from statestore.contents import Contents, Layout, layout
+from statestore.counts import counted
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import names
 from statestore.format.key_groups import KeyGroups
-from statestore.format.names import StorePath
+from statestore.format.names import EMPTY, StorePath
 from statestore.format.partition_keys import partition_rules
 from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
+from statestore.format.snapshot import read_snapshot
 from statestore.maintenance import switchover
 from statestore.maintenance.audit import AuditPolicy
 from statestore.maintenance.rewrites.batch import is_appended
@@ -25,8 +27,11 @@ from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import OpenJournal
 
 
-def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None) -> RewriteFacts:
-    """Gather the facts, with an audit unless a rewrite is half done. `scratch`: the folder for local work.
+def gather(
+    storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None, of_load: bool = False
+) -> RewriteFacts:
+    """Gather the facts, with an audit unless a rewrite is half done. `scratch`: the folder for local work; `of_load`: with
+    the facts that only a load needs.
 
     Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
     """
@@ -38,15 +43,39 @@ def gather(storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None
     if stopped.batch is None:
         return RewriteFacts(stopped=stopped)
     if stopped.origin is Origin.OWN:
-        return _of_own_root(storage, stopped)
+        return _of_own_root(storage, stopped, of_load=of_load)
     # A rewrite that was interrupted after its commit has no offsets of its batch yet.
     batch = stopped.batch if stopped.half_done is None else stopped.half_done.begun.batch
     offsets = read_or_none(storage, names.offsets(batch))
     return RewriteFacts(
         stopped=stopped,
-        operators=tuple(_operators(storage, stopped, stopped.batch)),
+        operators=tuple(_operators(storage, stopped, stopped.batch, of_load=of_load)),
         offsets="" if offsets is None else offsets.decode("utf-8", "replace"),
+        filled=_filled(storage, stopped) if of_load else None,
+        free_at_root=storage.location.free,
     )
+
+
+def _contents(storage: Storage, stopped: SwitchoverFacts) -> Contents:
+    assert stopped.batch is not None
+    stores = {one.store: one.head for one in stopped.stores}
+    return Contents(storage=storage, batch=stopped.batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
+
+
+def _filled(storage: Storage, stopped: SwitchoverFacts) -> str | None:
+    """Return the first store that may have rows, by the snapshots and changelogs alone."""
+    for one in stopped.stores:
+        if one.load is None:
+            continue
+        if one.load.replay:
+            return f"{one.store} has {counted(len(one.load.replay), 'changelog')}, which may contain rows"
+        if one.load.base == EMPTY or one.store.provider is not Provider.ROCKSDB:
+            continue
+        path = one.store.snapshot(one.load.base)
+        keys = read_snapshot(storage.read(path), path).metadata.key_count
+        if keys:
+            return f"{one.store} has {'an unknown number of' if keys < 0 else f'{keys:,}'} rows"
+    return None
 
 
 def _of_appended(storage: Storage, half_done: OpenJournal) -> RewriteFacts:
@@ -56,11 +85,12 @@ def _of_appended(storage: Storage, half_done: OpenJournal) -> RewriteFacts:
     return RewriteFacts(stopped=stopped, offsets=offsets, is_appended=True)
 
 
-def _of_own_root(storage: Storage, stopped: SwitchoverFacts) -> RewriteFacts:
+def _of_own_root(storage: Storage, stopped: SwitchoverFacts, *, of_load: bool) -> RewriteFacts:
     bound, _ = read_binding(storage)
     only_rocksdb = RefusedAsUnsafe(
         "the state root of a job always has the RocksDB provider", path=storage.url, hint="nothing was changed"
     )
+    contents = _contents(storage, stopped)
     operators = tuple(
         OperatorFacts(
             operator=number,
@@ -69,20 +99,26 @@ def _of_own_root(storage: Storage, stopped: SwitchoverFacts) -> RewriteFacts:
             partitions=sum(one.store.operator == number for one in stopped.stores),
             rules={names.DEFAULT_STORE: KeyGroups(bound.key_groups)},
             encodings={names.DEFAULT_STORE: only_rocksdb},
+            layouts={names.DEFAULT_STORE: _layout(contents, StorePath(number, 0))} if of_load else {},
         )
         for number, store in enumerate(bound.stores)
     )
     # The offset log of the newest batch may be that of an interrupted rescale already.
     present = operators[0].partitions if operators else bound.partitions
-    return RewriteFacts(stopped=replace(stopped, partitions=present), operators=operators, key_groups=bound.key_groups)
+    return RewriteFacts(
+        stopped=replace(stopped, partitions=present),
+        operators=operators,
+        key_groups=bound.key_groups,
+        filled=_filled(storage, stopped) if of_load else None,
+        free_at_root=storage.location.free,
+    )
 
 
-def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int) -> list[OperatorFacts]:
-    stores = {one.store: one.head for one in stopped.stores}
-    contents = Contents(storage=storage, batch=batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
+def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int, *, of_load: bool) -> list[OperatorFacts]:
+    contents = _contents(storage, stopped)
     found = []
-    for number in sorted({store.operator for store in stores}):
-        of_operator = [store for store in stores if store.operator == number]
+    for number in sorted({store.operator for store in contents.stores}):
+        of_operator = [store for store in contents.stores if store.operator == number]
         metadata = catalog.operator_at(storage, number, batch)
         name = metadata.name if metadata else ""
         stores_of = tuple(dict.fromkeys(store.store for store in of_operator))
@@ -94,6 +130,7 @@ def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int) -> list[O
                 partitions=len({store.partition for store in of_operator}),
                 rules={one: _rules(contents, _first(contents, number, one), name) for one in stores_of},
                 encodings={one: _encoding(contents, _first(contents, number, one)) for one in stores_of},
+                layouts={one: _layout(contents, _first(contents, number, one)) for one in stores_of if of_load},
             )
         )
     return found
@@ -103,6 +140,14 @@ def _rules(contents: Contents, store: StorePath, operator: str) -> Rules | State
     """Return how the rows of a store are partitioned, or why that is unknown."""
     try:
         return partition_rules(operator, store, layout(contents, store).families, contents.conf)
+    except StatekeeperError as error:
+        return error
+
+
+def _layout(contents: Contents, store: StorePath) -> Layout | StatekeeperError:
+    """Return the layout of a store's rows, or why it cannot be read."""
+    try:
+        return layout(contents, store)
     except StatekeeperError as error:
         return error
 

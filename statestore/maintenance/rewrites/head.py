@@ -68,10 +68,11 @@ def _after(begun: Begun) -> dict[str, bytes]:
     return after
 
 
-def with_confs(text: str, path: str, confs: Mapping[str, str], *, watermark_ms: int = 0) -> bytes:
-    """Return an offset log with these confs, and at least this watermark. Unknown fields are kept."""
+def with_confs(text: str, path: str, confs: Mapping[str, str], *, watermark_ms: int = 0, lowers: bool = False) -> bytes:
+    """Return an offset log with these confs, and at least this watermark. `lowers`: exactly this watermark. Unknown fields
+    are kept."""
     header, head, *sources = text.split("\n")
     body = json_object(head.encode(), path)
-    body["batchWatermarkMs"] = max(int(body["batchWatermarkMs"]), watermark_ms)
+    body["batchWatermarkMs"] = watermark_ms if lowers else max(int(body["batchWatermarkMs"]), watermark_ms)
     body["conf"] = {**body["conf"], **confs}
     return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()

@@ -11,10 +11,14 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
+from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
+from statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
 from statestore.maintenance.rewrites.plans import (
     Conversion,
     Convert,
     Goal,
+    Load,
     Rescale,
     RewriteFacts,
     RewritePlan,
@@ -28,6 +32,12 @@ from statestore.switch_journal import RewriteKind
 _COPIES = 3
 """A row is on local disk at most this many times: in its source, in the spool, and in its target, which is read back."""
 
+_KINDS: dict[type[Goal], RewriteKind] = {
+    Rescale: RewriteKind.RESCALE,
+    Convert: RewriteKind.CONVERT,
+    Load: RewriteKind.LOAD,
+}
+
 _LOCAL_BYTES_PER_TAIL = 8
 """Growth of a compressed changelog on local disk, where it is fetched, sorted, and written as tables."""
 
@@ -38,7 +48,7 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
     half_done = stopped.half_done
     is_there = half_done is None and stopped.batch is not None and _is_there(stopped, goal)
     groups = () if is_there else tuple(_groups(facts, goal))
-    local_bytes = _local_bytes(groups)
+    local_bytes = _local_bytes(groups, goal)
     refusals = () if is_there else tuple(_refusals(facts, goal, spark, local_bytes))
     structure = goal.structure if isinstance(goal, Convert) else stopped.structure or Structure.V1
     header = "v1"
@@ -47,7 +57,7 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
     elif structure is Structure.V2 and spark is not None and stopped.origin is Origin.NATIVE:
         header = spark.header
     return RewritePlan(
-        rewrite=RewriteKind.CONVERT if isinstance(goal, Convert) else RewriteKind.RESCALE,
+        rewrite=_KINDS[type(goal)],
         batch=stopped.batch if half_done is None else half_done.begun.batch,
         partitions=goal.partitions if isinstance(goal, Rescale) else stopped.partitions,
         provider=_provider(stopped, goal),
@@ -61,9 +71,16 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
         half_done=half_done,
         conf=stopped.conf,
         local_bytes=local_bytes,
-        seconds=sum(group.read_bytes for group in groups) / stopped.replay_bytes_per_second,
+        seconds=_seconds(groups, goal, stopped),
         origin=stopped.origin,
+        load=goal if isinstance(goal, Load) else None,
     )
+
+
+def _seconds(groups: tuple[StoreGroup, ...], goal: Goal, stopped: SwitchoverFacts) -> float:
+    if isinstance(goal, Load):
+        return sum(group.incoming_rows for group in groups) / ROWS_PER_SECOND
+    return sum(group.read_bytes for group in groups) / stopped.replay_bytes_per_second
 
 
 def _provider(stopped: SwitchoverFacts, goal: Goal) -> Provider:
@@ -73,6 +90,8 @@ def _provider(stopped: SwitchoverFacts, goal: Goal) -> Provider:
 def _is_there(stopped: SwitchoverFacts, goal: Goal) -> bool:
     if isinstance(goal, Rescale):
         return stopped.partitions == goal.partitions
+    if isinstance(goal, Load):
+        return False
     return (stopped.conf.provider, stopped.structure) == (goal.provider, goal.structure)
 
 
@@ -91,12 +110,15 @@ def _groups(facts: RewriteFacts, goal: Goal) -> Iterator[StoreGroup]:
                 sources=tuple(s for s in facts.stopped.stores if (s.store.operator, s.store.store) == place),
                 targets=tuple(StorePath(operator.operator, number, name, provider) for number in range(count)),
                 rules=rules if moves and not isinstance(rules, StatekeeperError) else None,
+                incoming=incoming(facts, goal, operator, name) if isinstance(goal, Load) else (),
                 conversion=Conversion(encoding, provider) if converts and isinstance(encoding, RowEncoding) else None,
             )
 
 
-def _local_bytes(groups: tuple[StoreGroup, ...]) -> int:
+def _local_bytes(groups: tuple[StoreGroup, ...], goal: Goal) -> int:
     """An upper bound of the local disk of the largest group. Groups are rewritten one after another."""
+    if isinstance(goal, Load):
+        return max((local_bytes_of_load(group, WORKERS) for group in groups), default=0)
     sizes = [
         sum(one.base_bytes + _LOCAL_BYTES_PER_TAIL * one.tail_bytes for one in group.sources) * _COPIES
         for group in groups
@@ -120,7 +142,13 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
         return
     yield from _of_logs(stopped)
     yield from of_stores(stopped)
-    yield from _of_rescale(facts, goal) if isinstance(goal, Rescale) else _of_conversion(facts, goal)
+    match goal:
+        case Rescale():
+            yield from _of_rescale(facts, goal)
+        case Convert():
+            yield from _of_conversion(facts, goal)
+        case Load():
+            yield from of_load(facts, goal)
     yield from of_audit(stopped)
     structure = goal.structure if isinstance(goal, Convert) else stopped.structure
     yield from of_release(stopped, structure, spark)
@@ -192,6 +220,8 @@ def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
             is_same = (begun.rewrite, begun.partitions) == (RewriteKind.RESCALE, partitions)
         case Convert(provider, structure):
             is_same = (begun.rewrite, begun.provider, begun.to) == (RewriteKind.CONVERT, provider, structure)
+        case Load(saved):
+            is_same = (begun.rewrite, begun.rows) == (RewriteKind.LOAD, saved.identity)
     if not is_same:
         yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from statestore.contents import Layout
 from statestore.errors import StatekeeperError
 from statestore.format import logs, names
+from statestore.format.families import Family
 from statestore.format.hdfs_backed import DEFAULT_CODEC
 from statestore.format.key_groups import KeyGroups
 from statestore.format.logs import CODEC
@@ -20,8 +22,10 @@ from statestore.format.row_encodings import RowEncoding, Rows
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
 from statestore.maintenance.rewrites.file_sink import FileSinkPlan
+from statestore.maintenance.savepoints.saved import Saved, SavedTable
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
 from statestore.origin import Origin
+from statestore.storage import Storage
 from statestore.switch_journal import OpenJournal, RewriteKind
 
 Partitions = npt.NDArray[np.int32]
@@ -47,7 +51,22 @@ class Convert:
     structure: Structure = Structure.V1
 
 
-Goal = Rescale | Convert
+@dataclass(frozen=True)
+class Load:
+    """The goal of the rows of a savepoint as the state. `storage`: the savepoint; `replaces_state`: also if the checkpoint
+    has rows."""
+
+    saved: Saved
+    storage: Storage
+    replaces_state: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The arguments of the command that state this goal."""
+        return (self.saved.url, *(("--replace-state",) if self.replaces_state else ()))
+
+
+Goal = Rescale | Convert | Load
 """The goal of a rewrite."""
 
 
@@ -73,6 +92,7 @@ class OperatorFacts:
 
     rules      by store, how its rows are partitioned, or why that is unknown
     encodings  by store, how RocksDB encodes its rows, or why only one provider can hold them
+    layouts    by store, the layout of its rows, or why it cannot be read
     """
 
     operator: int
@@ -81,6 +101,7 @@ class OperatorFacts:
     partitions: int
     rules: Mapping[str, Rules | StatekeeperError]
     encodings: Mapping[str, RowEncoding | StatekeeperError]
+    layouts: Mapping[str, Layout | StatekeeperError] = field(default_factory=dict)
 
     @property
     def is_lone(self) -> bool:
@@ -98,6 +119,8 @@ class RewriteFacts:
     stopped      the facts that every rewrite of a stopped query needs
     offsets      the newest offset log, as text
     key_groups   of an own root; None for a native checkpoint
+    filled       a store that may have rows, and the reason; None if all stores are empty
+    free_at_root free bytes where the checkpoint is; None if unlimited
     is_appended  an interrupted rewrite has committed its batch, and only its end is missing; no fact about stores is
                  gathered then
     """
@@ -106,7 +129,24 @@ class RewriteFacts:
     operators: tuple[OperatorFacts, ...] = ()
     offsets: str = ""
     key_groups: int | None = None
+    filled: str | None = None
+    free_at_root: int | None = None
     is_appended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incoming:
+    """The rows of a savepoint's table that become rows of a store.
+
+    layout      of the rows in the store
+    rule        how rows of a native checkpoint are partitioned; None for an own root
+    key_groups  of an own root
+    """
+
+    table: SavedTable
+    layout: Family
+    rule: PartitionRule | None = None
+    key_groups: KeyGroups | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +157,7 @@ class StoreGroup:
     targets   the partitions afterwards
     rules       how rows are partitioned; None if each source becomes the target with its number
     conversion  the re-encoding of rows; None if they keep their bytes
+    incoming    of a load: the tables whose rows replace those of the sources
     """
 
     operator: int
@@ -125,10 +166,18 @@ class StoreGroup:
     targets: tuple[StorePath, ...]
     rules: Rules | None = None
     conversion: Conversion | None = None
+    incoming: tuple[Incoming, ...] = ()
+
+    @property
+    def incoming_rows(self) -> int:
+        """The rows to load."""
+        return sum(one.table.rows for one in self.incoming)
 
     @property
     def read_bytes(self) -> int:
         """Bytes to download."""
+        if self.incoming:
+            return sum(one.table.file_bytes for one in self.incoming)
         return sum(one.base_bytes + one.tail_bytes for one in self.sources)
 
 
@@ -149,6 +198,7 @@ class RewritePlan:
     half_done    the journal of an interrupted run, which this plan completes
     local_bytes  upper bound of the local disk
     seconds      estimated duration
+    load         the savepoint of a load; None for other rewrites
     file_sink    the entry to add to the log of a file sink, after the batch is appended; None without such a sink
     """
 
@@ -167,6 +217,7 @@ class RewritePlan:
     conf: StateConf = OURS
     local_bytes: int = 0
     seconds: float = 0.0
+    load: Load | None = None
     file_sink: FileSinkPlan | None = None
     origin: Origin = Origin.NATIVE
 
@@ -174,6 +225,11 @@ class RewritePlan:
     def codec(self) -> str:
         """The codec of the query's files, by its name in the offset log."""
         return logs.parse_offsets(self.offsets.encode(), names.offsets(self.batch or 0)).conf.get(CODEC, DEFAULT_CODEC)
+
+    @property
+    def rows(self) -> int:
+        """The rows to load."""
+        return sum(group.incoming_rows for group in self.groups)
 
     @property
     def version(self) -> int:

@@ -61,8 +61,8 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The rows that one store adds to a table. `digest`: see `columns.digest_of`; `state_bytes`: of their keys and values in
-    the store."""
+    """The rows that one store adds to a table. `digest`: see `columns.digest_of`; `state_bytes`: of their keys and values
+    in the store."""
 
     table: str
     family: str | None

@@ -1,0 +1,270 @@
+"""Reads the tables of a savepoint: verifies them before a load, and adds their rows to the spool."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from statestore.contents import Layout
+from statestore.engine.rocks import translated
+from statestore.engine.rows_digest import RowsDigest
+from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
+from statestore.format.family_encode import encode_keys, encode_values
+from statestore.format.murmur3 import partitions_of, row_hashes
+from statestore.format.names import EMPTY
+from statestore.format.partition_keys import key_hashes, require_partition
+from statestore.format.ragged import Counts
+from statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statestore.format.state_rows import PREFIX_COLUMNS
+from statestore.maintenance.pool import in_pool
+from statestore.maintenance.rewrites.plans import Incoming, Load, Partitions, RewritePlan, StoreGroup
+from statestore.maintenance.rewrites.read import Piece, Source
+from statestore.maintenance.rewrites.spool import Spool
+from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, state_rows, table_of
+from statestore.maintenance.savepoints.record import File
+from statestore.maintenance.savepoints.saved import SavedPart
+from statestore.maintenance.switchover import Machine
+from statestore.storage import Storage
+
+Item = TypeVar("Item")
+
+_ROWS = 16_384
+"""Rows in memory at a time, by worker, as Python objects."""
+_HINT = "make the savepoint again, or restore its file from a backup"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A partition of a table, with the id of its family in the stores of the checkpoint."""
+
+    incoming: Incoming
+    saved: SavedPart
+    number: int | None
+
+
+def require_intact(storage: Storage, planned: RewritePlan, machine: Machine) -> None:
+    """Read all files of the savepoint, and compare their columns, counts and digests with the manifest and the checkpoint.
+
+    Raises `CorruptFile`, `SchemaMismatch`, `UnknownPartitioning`, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
+    """
+    assert planned.load is not None
+    load = planned.load
+    parts = [
+        (group, part) for group in planned.groups for part in _parts(group, _numbers(group, _bases(storage, group)))
+    ]
+
+    def verify(item: tuple[StoreGroup, _Part], folder: Path) -> None:
+        group, part = item
+        for _ in _pieces(load, group, part, planned, folder, RowsDigest()):
+            pass
+
+    _each(parts, verify, machine)
+
+
+def read_savepoint(
+    storage: Storage, planned: RewritePlan, group: StoreGroup, machine: Machine, spool: Spool
+) -> Sequence[Source]:
+    """Add the rows of a group's tables to the spool. Return their digests, and the snapshots of the checkpoint that name
+    the column families. Raises as `require_intact`."""
+    assert planned.load is not None
+    load, bases, digests = planned.load, _bases(storage, group), list[RowsDigest]()
+
+    def work(part: _Part, folder: Path) -> None:
+        digest = RowsDigest()
+        spool.add(_pieces(load, group, part, planned, folder, digest))
+        digests.append(digest)
+
+    _each(list(_parts(group, _numbers(group, bases))), work, machine)
+    return [*(Source(digest, None) for digest in digests), *(Source(RowsDigest(), base) for base in bases)]
+
+
+def _each(items: Sequence[Item], work: Callable[[Item, Path], None], machine: Machine) -> None:
+    failed: list[StatekeeperError] = []
+
+    def ended(_: Item, outcome: StatekeeperError | None) -> None:
+        if outcome is not None:
+            failed.append(outcome)
+
+    def in_folder(item: Item) -> None:
+        with translated(machine.scratch):
+            machine.scratch.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(dir=machine.scratch, prefix="load-")
+        with folder as name:
+            work(item, Path(name))
+
+    if items:
+        in_pool(in_folder, items, ended, workers=max(1, min(machine.workers, len(items))))
+    if failed:
+        raise failed[0]
+
+
+def _bases(storage: Storage, group: StoreGroup) -> list[SnapshotMetadata]:
+    """Return the metadata that names the column families, of each partition; none for a store without families."""
+    if all(one.table.family is None for one in group.incoming):
+        return []
+    found = []
+    for source in group.sources:
+        assert source.load is not None
+        if source.load.base != EMPTY:
+            path = source.store.snapshot(source.load.base)
+            found.append(read_snapshot(storage.read(path), path).metadata)
+    return found
+
+
+def _numbers(group: StoreGroup, bases: Sequence[SnapshotMetadata]) -> Mapping[str, int]:
+    numbers: dict[str, int] = {}
+    for base in bases:
+        numbers |= base.column_families
+    for one in group.incoming:
+        family = one.table.family
+        if family is not None and one.table.rows and family not in numbers:
+            raise UnknownFormatVersion(
+                f"operator {group.operator}, store {group.name}: no snapshot of the checkpoint names the column family "
+                f"{family}, so its id is unknown; nothing was written",
+                path=f"state/{group.operator}",
+                hint="run the query until it has used this state variable, then stop it and load again",
+            )
+    return numbers
+
+
+def _parts(group: StoreGroup, numbers: Mapping[str, int]) -> Iterator[_Part]:
+    for incoming in group.incoming:
+        family = incoming.table.family
+        number = None if family is None else numbers.get(family)
+        yield from (_Part(incoming, saved, number) for saved in incoming.table.parts)
+
+
+def _pieces(
+    load: Load, group: StoreGroup, part: _Part, planned: RewritePlan, folder: Path, digest: RowsDigest
+) -> Iterator[Piece]:
+    """Encode the rows of a part, and find the target of each. Raises an error after the last piece if the rows differ from
+    the manifest."""
+    incoming = part.incoming
+    table = _table_of(incoming)
+    for rows, counts in _whole_lists(_verified(load.storage, part, table, folder), part):
+        keys, values = state_rows(table, rows)
+        if counts is not None:
+            starts = np.cumsum(counts) - counts
+            keys = keys.take(pa.array(starts))
+        keys, targets = _placed_by_key_group(load, group, part, keys)
+        encoded = encode_keys(keys, incoming.layout, part.number)
+        if targets is None:
+            targets = _placed(group, part, encoded)
+        with_values = encode_values(encoded, values, counts, incoming.layout, planned.conf)
+        digest.add(zip(encoded, with_values, strict=True))
+        yield targets, encoded, with_values
+
+
+def _table_of(incoming: Incoming) -> Table:
+    saved = incoming.table
+    layout = Layout({saved.family: incoming.layout}, "")
+    return table_of(saved.operator, saved.operator_name, saved.store, saved.family, layout)
+
+
+def _verified(storage: Storage, part: _Part, table: Table, folder: Path) -> Iterator[pa.RecordBatch]:
+    """Iterate over the rows of a part. The last step compares their number and digest."""
+    found, expected = 0, part.saved.part
+    for file in expected.files:
+        for batch in _batches(storage, file, table, folder):
+            found = digest_sum((found, digest_of(batch)))
+            yield batch
+    if f"{found:032x}" != expected.digest:
+        raise CorruptFile(
+            f"partition {part.saved.partition} has rows whose digest is {found:032x}; the manifest of the savepoint has "
+            f"{expected.digest}",
+            path=expected.table,
+            hint=_HINT,
+        )
+
+
+def _batches(storage: Storage, file: File, table: Table, folder: Path) -> Iterator[pa.RecordBatch]:
+    path = folder / "part.parquet"
+    storage.download(file.path, path, expected_bytes=file.bytes)
+    count = 0
+    try:
+        with pq.ParquetFile(path) as opened:
+            if not opened.schema_arrow.equals(table.schema, check_metadata=False):
+                raise CorruptFile("has other columns than the manifest of the savepoint", path=file.path, hint=_HINT)
+            for batch in opened.iter_batches(batch_size=_ROWS):
+                count += batch.num_rows
+                yield batch
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(f"cannot be read as Parquet: {error}", path=file.path, hint=_HINT) from error
+    finally:
+        path.unlink(missing_ok=True)
+    if count != file.rows:
+        raise CorruptFile(
+            f"has {count:,} rows; the manifest of the savepoint has {file.rows:,}", path=file.path, hint=_HINT
+        )
+
+
+def _whole_lists(batches: Iterator[pa.RecordBatch], part: _Part) -> Iterator[tuple[pa.RecordBatch, Counts | None]]:
+    """Iterate over rows, or over whole lists with the number of elements of each key."""
+    left: pa.RecordBatch | None = None
+    for batch in batches:
+        element = batch.column("element")
+        if element.null_count == len(element) and left is None:
+            yield batch, None
+            continue
+        joined = batch if left is None else pa.concat_batches([left, batch])
+        starts = np.flatnonzero(joined.column("element").to_numpy(zero_copy_only=False) == 0)
+        last = int(starts[-1]) if len(starts) else 0
+        if last:
+            yield joined.slice(0, last), _counts(joined.slice(0, last), part)
+        left = joined.slice(last)
+    if left is not None:
+        yield left, _counts(left, part)
+
+
+def _counts(rows: pa.RecordBatch, part: _Part) -> Counts:
+    """Return the length of each list. Require that its elements are numbered from 0."""
+    column = rows.column("element")
+    elements = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    starts = np.flatnonzero(elements == 0)
+    counts: Counts = np.diff([*starts, len(elements)])
+    within = np.arange(len(elements)) - np.repeat(starts, counts) if len(starts) else np.array([-2])
+    if not len(starts) or starts[0] or (within != elements).any():
+        raise CorruptFile(
+            f"partition {part.saved.partition} has lists whose elements are not numbered from 0",
+            path=part.saved.part.table,
+            hint=_HINT,
+        )
+    return counts
+
+
+def _placed(group: StoreGroup, part: _Part, keys: Sequence[bytes]) -> Partitions:
+    assert part.incoming.rule is not None
+    rule = part.incoming.rule
+    hashes = key_hashes(keys, rule)
+    in_part = replace(rule, store=replace(rule.store, partition=part.saved.partition))
+    require_partition(hashes, in_part, part.incoming.table.partitions)
+    return partitions_of(hashes, len(group.targets))
+
+
+def _placed_by_key_group(
+    load: Load, group: StoreGroup, part: _Part, keys: pa.Table
+) -> tuple[pa.Table, Partitions | None]:
+    """Give each key of an own root its key group in the checkpoint, and find its partition. A native key stays as it is."""
+    key_groups = part.incoming.key_groups
+    if key_groups is None:
+        return keys, None
+    assert load.saved.key_groups is not None
+    hashes = row_hashes(keys.select(range(PREFIX_COLUMNS, keys.num_columns)))
+    if (partitions_of(hashes, load.saved.key_groups) != keys.column(0).to_numpy()).any():
+        raise UnknownPartitioning(
+            f"partition {part.saved.partition} has a key whose key group is not the hash of its columns; nothing "
+            f"was written",
+            path=part.saved.part.table,
+            hint=_HINT,
+        )
+    groups = partitions_of(hashes, key_groups.count)
+    column = pa.array(groups.astype(np.int32), pa.int32())
+    moved = pa.Table.from_arrays([column, *keys.columns[PREFIX_COLUMNS:]], schema=keys.schema)
+    return moved, key_groups.partitions_of(groups.astype(np.int64), len(group.targets)).astype(np.int32)

@@ -1,0 +1,48 @@
+"""Makes savepoints with rows, and loads them like `statekeeper load`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.sparks import Spark
+from statestore.maintenance import rewrites, runs
+from statestore.maintenance.rewrites import Load, RewritePlan
+from statestore.maintenance.savepoints.saved import read_saved
+from statestore.maintenance.switchover import Machine
+from statestore.storage import Storage, open_storage
+from tests.support.savepoints import saved
+
+FOR_SPARK = Spark.V4_2
+
+
+def savepoint(source: Storage, folder: Path) -> Storage:
+    """Save the rows of a stopped checkpoint, and return the savepoint."""
+    destination = open_storage(str(folder))
+    saved(source, destination, folder.with_name(f"{folder.name}-scratch"), stopped=True)
+    return destination
+
+
+def goal(of: Storage, *, replaces_state: bool = True) -> Load:
+    return Load(read_saved(of), of, replaces_state)
+
+
+def planned(
+    storage: Storage, of: Storage, scratch: Path, *, replaces_state: bool = True, spark: Spark | None = FOR_SPARK
+) -> RewritePlan:
+    facts = rewrites.gather(storage, scratch=scratch, of_load=True)
+    return rewrites.plan(facts, goal(of, replaces_state=replaces_state), spark)
+
+
+def load(
+    storage: Storage, of: Storage, scratch: Path, *, replaces_state: bool = True, clock: Clock | None = None
+) -> str:
+    """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
+    plan = planned(storage, of, scratch, replaces_state=replaces_state)
+    if plan.refusals:
+        raise RefusedAsUnsafe("; ".join(plan.refusals))
+    run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    runs.rewrite(storage, plan, lambda _: None, run=run, holder="a test", machine=machine)
+    return run
