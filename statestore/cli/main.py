@@ -17,6 +17,7 @@ from statestore.cli.edit import edit
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
+from statestore.cli.load import load
 from statestore.cli.mirror import mirror
 from statestore.cli.repair import repair
 from statestore.cli.rescale import rescale
@@ -33,8 +34,8 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, convert, edit, claim and savepoint --delete show a plan. They change nothing unless
-    you add --apply.
+    gc, repair, rewind, switch, rescale, convert, edit, load, claim and savepoint --delete show a plan. They change nothing
+    unless you add --apply.
 
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
     nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
@@ -47,8 +48,9 @@ def main(config: Path | None) -> None:
     The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
     add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml.
 
-    The default mode does not limit repair, rewind, switch, rescale, convert, edit and claim. But if statekeeper.toml sets
-    the mode observe or snapshots for ROOT, these commands only show their plans: --apply, --undo and --abort are rejected.
+    The default mode does not limit repair, rewind, switch, rescale, convert, edit, load and claim. But if
+    statekeeper.toml sets the mode observe or snapshots for ROOT, these commands only show their plans: --apply, --undo
+    and --abort are rejected.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
@@ -69,6 +71,7 @@ for verb in (
     rescale,
     convert,
     edit,
+    load,
     clone,
     mirror,
     savepoint,

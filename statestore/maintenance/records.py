@@ -27,7 +27,7 @@ from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
-from statestore.maintenance.rewrites import FileSinkPlan, RewritePlan
+from statestore.maintenance.rewrites import FileSinkPlan, Load, RewritePlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
@@ -196,6 +196,7 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
                 "partitions_after": len(group.targets),
                 "moves_rows": group.rules is not None,
                 "read_bytes": group.read_bytes,
+                **({} if plan.load is None else {"rows": group.incoming_rows}),
             }
             for group in plan.groups
         ],
@@ -204,6 +205,18 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
         "seconds": round(plan.seconds, 1),
         "header": plan.header,
         "file_sink": None if plan.file_sink is None else _of_file_sink(plan.file_sink),
+        **({} if plan.load is None else _of_load(plan.load, plan.rows)),
+    }
+
+
+def _of_load(load: Load, rows: int) -> Record:
+    saved = load.saved
+    return {
+        "savepoint": saved.url,
+        "savepoint_batch": saved.batch,
+        "watermark_ms": saved.watermark_ms,
+        "rows": rows,
+        "replace_state": load.replaces_state,
     }
 
 

@@ -294,6 +294,30 @@ def undo_edit(
         return completed.begun
 
 
+def undo_load(
+    storage: Storage,
+    undone: str,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    holder: str,
+    clock: Clock,
+    open_sink: Callable[[str], Storage],
+) -> Begun:
+    """Reverse the completed load of the run `undone`. If this is interrupted, the load is half done again.
+
+    Raises as `rewrites.require_reversible` and `rewrites.roll_back`; `HalfSwitched`, `RootHeld`.
+    """
+    with _leased(storage, RewriteKind.LOAD.value, run, [{"undo": undone}], holder, clock) as (held, done):
+        completed = rewrites.require_reversible(storage, undone)
+        entry = completed.begun.file_sink
+        sink = None if entry is None else open_sink(entry.url)
+        switch_journal.reopen(storage, completed.begun)
+        rewrites.roll_back(storage, completed, progress, still_held=held.require, sink=sink)
+        done.append({"undone": completed.begun.number})
+        return completed.begun
+
+
 @contextmanager
 def _reversed(
     storage: Storage, journal: OpenJournal, run: str, holder: str, clock: Clock

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from statestore import catalog
 from statestore.binding import Binding
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import batch_log
+from statestore.format.murmur3 import partitions_of, row_hashes
 from statestore.format.names import StorePath
 from statestore.format.state_rows import decode_keys, decode_values, encode_keys, encode_values, key_group
 from statestore.format.structure import Structure
@@ -32,8 +33,10 @@ Rows = dict[tuple[int, str], int]
 Changes = Mapping[str, int | None]
 
 
+@cache
 def group_of(key: str, key_groups: int) -> int:
-    return zlib.crc32(key.encode()) % key_groups
+    """The key group that a job gives to a key: Spark's hash of its columns."""
+    return int(partitions_of(row_hashes(pa.table({"key": [key]}, schema=KEYS)), key_groups)[0])
 
 
 @dataclass

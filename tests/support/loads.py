@@ -46,3 +46,15 @@ def load(
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
     runs.rewrite(storage, plan, lambda _: None, run=run, holder="a test", machine=machine)
     return run
+
+
+def undo(storage: Storage, run: str, *, clock: Clock | None = None) -> None:
+    runs.undo_load(
+        storage,
+        run,
+        lambda _: None,
+        run=RandomIds().fresh(),
+        holder="a test",
+        clock=clock or SystemClock(),
+        open_sink=open_storage,
+    )

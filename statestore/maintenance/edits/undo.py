@@ -60,7 +60,7 @@ def _require_old_versions(storage: Storage, begun: Begun) -> None:
     folder = names.quarantine(begun.run, "")
     entries = quarantine.files(storage, folder.rstrip("/"))
     moved = catalog.by_store(replace(entry, path=entry.path.removeprefix(folder)) for entry in entries)
-    for store, head in _old_heads(begun).items():
+    for store, head in old_heads(begun).items():
         present = files.of(store)
         if begun.to is Structure.V2:
             problem = snapshot.facts_of(storage, store, head, present).problem
@@ -98,7 +98,7 @@ def _lacks(storage: Storage, path: str, store: StorePath, present: StoreFiles) -
     return f"{store.table_file(gone[0])} is missing" if gone else None
 
 
-def _old_heads(begun: Begun) -> dict[StorePath, VersionId]:
+def old_heads(begun: Begun) -> dict[StorePath, VersionId]:
     """Return the versions before the edit of the changed stores."""
     ids = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).ids
     places: Counter[tuple[int, int]] = Counter()

@@ -1,4 +1,4 @@
-"""Plans, executes and reverses the rewrites of native state: a rescale, and a conversion. Reverses a half-done edit."""
+"""Plans, executes and reverses the rewrites of state: a rescale, a conversion, and a load. Reverses a half-done edit."""
 
 from __future__ import annotations
 
@@ -184,3 +184,23 @@ def abort(
     sink = None if entry is None else open_sink(entry.url)
     runs.abort_rewrite(storage, journal, progress, run=run, holder=by.holder, clock=by.clock, sink=sink)
     return journal.begun
+
+
+def undo_load(
+    storage: Storage,
+    policies: Policies,
+    undone: str,
+    by: Maintainer,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    stopped: bool,
+    open_sink: OpenSink = open_storage,
+) -> Begun:
+    """Reverse the completed load of the run `undone`. `stopped`: as in `execute`.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_load`.
+    """
+    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    return runs.undo_load(storage, undone, progress, run=run, holder=by.holder, clock=by.clock, open_sink=open_sink)

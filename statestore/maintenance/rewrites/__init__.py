@@ -4,6 +4,7 @@
     open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
 
 A rescale moves each row to the partition of its key. A conversion encodes each row for the other state store provider.
+A load replaces all rows by those of a savepoint.
 Source: SPARK-54346, which repartitions with Spark's own reader and writer; FLIP-428.
 """
 
@@ -23,6 +24,7 @@ from statestore.maintenance.rewrites.plans import (
     StoreGroup,
 )
 from statestore.maintenance.rewrites.roll_back import roll_back
+from statestore.maintenance.rewrites.undo import require_reversible
 
 __all__ = [
     "Convert",
@@ -38,5 +40,6 @@ __all__ = [
     "execute",
     "gather",
     "plan",
+    "require_reversible",
     "roll_back",
 ]
