@@ -102,8 +102,8 @@ def _half_done(asset: str) -> dg.AssetCheckSpec:
         "nothing_left_half_switched",
         asset,
         "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
-        "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert` or "
-        "`edit`) with do: APPLY. To reverse it, launch it with do: ABORT.",
+        "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert`, "
+        "`edit` or `load`) with do: APPLY. To reverse it, launch it with do: ABORT.",
         blocking=True,
     )
 
@@ -112,6 +112,7 @@ NOTHING_LEFT_HALF_SWITCHED = _half_done("checkpoint_format")
 NOTHING_LEFT_HALF_RESCALED = _half_done("rescale")
 NOTHING_LEFT_HALF_CONVERTED = _half_done("convert")
 NOTHING_LEFT_HALF_EDITED = _half_done("edit")
+NOTHING_LEFT_HALF_LOADED = _half_done("load")
 MIRROR_IS_FRESH = _spec(
     "mirror_is_fresh",
     "mirror",

@@ -24,6 +24,7 @@ from assets.jobs import (
     clone_checkpoint,
     convert_checkpoint,
     edit_checkpoint,
+    load_checkpoint,
     maintain_query,
     mirror_checkpoint,
     refresh_fleet_health,
@@ -32,6 +33,7 @@ from assets.jobs import (
     switch_checkpoint,
 )
 from assets.lineage import lineage
+from assets.load import load
 from assets.mirror import mirror
 from assets.rescale import rescale
 from assets.retention import retention
@@ -63,6 +65,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             rescale,
             convert,
             edit,
+            load,
             clone,
             mirror,
             savepoint,
@@ -74,6 +77,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             rescale_checkpoint,
             convert_checkpoint,
             edit_checkpoint,
+            load_checkpoint,
             clone_checkpoint,
             mirror_checkpoint,
             savepoint_checkpoint,

@@ -10,6 +10,7 @@ from assets.convert import convert
 from assets.edit import edit
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
+from assets.load import load
 from assets.mirror import mirror
 from assets.rescale import rescale
 from assets.retention import retention
@@ -60,6 +61,15 @@ edit_checkpoint = dg.define_asset_job(
     selection=dg.AssetSelection.assets(edit),
     executor_def=dg.in_process_executor,
     description="Deletes keys of the state of a stopped query, or corrects rows. Launch it by hand. It only plans unless "
+    "the launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+load_checkpoint = dg.define_asset_job(
+    "load_checkpoint",
+    selection=dg.AssetSelection.assets(load),
+    executor_def=dg.in_process_executor,
+    description="Replaces the state of a stopped query by the rows of a savepoint. Launch it by hand. It only plans unless "
     "the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""

@@ -282,6 +282,19 @@ def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
     }
 
 
+def of_load(planned: RewritePlan, *, is_done: bool) -> Metadata:
+    """The metadata of a rewrite, and the savepoint with its rows."""
+    assert planned.load is not None
+    saved = planned.load.saved
+    return {
+        **of_rewrite(planned, is_done=is_done),
+        "savepoint": saved.url,
+        "savepoint_batch": saved.batch,
+        "watermark_ms": saved.watermark_ms,
+        "rows": planned.rows,
+    }
+
+
 def of_edit(planned: EditPlan, *, is_done: bool) -> Metadata:
     """The phase of an edit, its changed rows, its estimates, and its reasons to refuse."""
     phase = "refused" if planned.refusals else "edited" if is_done else "half done" if planned.half_done else "planned"

@@ -18,7 +18,7 @@ from statestore.maintenance import passes
 from statestore.maintenance.rewrites import Convert, Goal, Rescale
 from statestore.storage import open_storage
 from statestore.switch_journal import RewriteKind
-from tests.support import edits, rescales
+from tests.support import edits, loads, rescales
 from tests.support.clones import FULL
 from tests.support.entry_points import (
     HALF_SWITCHED,
@@ -49,6 +49,8 @@ OWNER = "0badc0de-0000-4000-8000-00000000000a"
 DELETED = "key 3"
 HALF_RESCALED = "half-rescaled"
 """The folder of `made` with an edited checkpoint whose rescale is interrupted."""
+SAVEPOINT = "savepoint"
+"""The folder of `made` with a savepoint with rows."""
 GOALS: dict[str, Goal] = {"rescale": Rescale(3), "convert": Convert(Provider.ROCKSDB, Structure.V2)}
 
 
@@ -88,6 +90,21 @@ def undo_edit_by_python(world: World, *, stopped: bool) -> None:
     passes.edit.undo(
         world.storage, world.policies, ended(world, "undo of edit"), BY, lambda _: None, run=run, stopped=stopped
     )
+
+
+def load_by_python(world: World, *, stopped: bool) -> None:
+    goal = loads.goal(open_storage(saved(world)))
+    rewrite_by_python(goal)(world, stopped=stopped)
+
+
+def undo_load_by_python(world: World, *, stopped: bool) -> None:
+    run, undone = BY.ids.fresh(), ended(world, "undo of load")
+    passes.rewrite.undo_load(world.storage, world.policies, undone, BY, lambda _: None, run=run, stopped=stopped)
+
+
+def saved(world: World) -> str:
+    """Return the path of the savepoint that a load reads."""
+    return str(world.made / SAVEPOINT)
 
 
 def rewind_by_python(world: World, *, stopped: bool) -> None:
@@ -158,6 +175,23 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ("undo of edit", "Dagster"): lambda world, stopped: by_launch(
         "edit", do="UNDO", undo_run=ended(world, "undo of edit")
     )(world, stopped=stopped),
+    ("load", "Python"): load_by_python,
+    ("load", "CLI"): lambda world, stopped: world.command(
+        "load", saved(world), "flights", "--replace-state", "--apply", *confirmed(stopped)
+    ),
+    ("load", "Dagster"): lambda world, stopped: by_launch(
+        "load", savepoint=saved(world), replace_state=True, do="APPLY"
+    )(world, stopped=stopped),
+    ("abort of load", "Python"): abort_by_python(RewriteKind.LOAD),
+    ("abort of load", "CLI"): by_command("load", "--abort"),
+    ("abort of load", "Dagster"): by_launch("load", do="ABORT"),
+    ("undo of load", "Python"): undo_load_by_python,
+    ("undo of load", "CLI"): lambda world, stopped: by_command("load", "--undo", ended(world, "undo of load"))(
+        world, stopped=stopped
+    ),
+    ("undo of load", "Dagster"): lambda world, stopped: by_launch(
+        "load", do="UNDO", undo_run=ended(world, "undo of load")
+    )(world, stopped=stopped),
     ("rewind", "Python"): rewind_by_python,
     ("rewind", "CLI"): lambda world, stopped: by_command(
         "rewind", "--to-batch", str(before_the_newest(world)), "--apply"
@@ -196,6 +230,9 @@ OBSTACLES: dict[str, tuple[Obstacle, ...]] = {
     "edit": OF_NEW,
     "abort of edit": OF_ALL,
     "undo of edit": (*OF_ALL, half_rescaled),
+    "load": OF_NEW,
+    "abort of load": OF_ALL,
+    "undo of load": (*OF_ALL, half_rescaled),
     # The changelog of a batch that is rolled back is not needed.
     "rewind": (*OF_ALL, half_switched),
     "undo of rewind": (*OF_ALL, half_switched),
@@ -229,6 +266,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         edits.apply(Dying(open_storage(str(folder / "abort of edit"))), edits.goal(k=DELETED), scratch)
     run = edits.apply(open_storage(str(folder / "undo of edit")), edits.goal(k=DELETED), scratch)
     (folder / "undo of edit.run").write_text(run)
+    of = loads.savepoint(open_storage(str(origin)), folder / SAVEPOINT)
+    with pytest.raises(SimulatedCrash):
+        loads.load(Dying(open_storage(str(folder / "abort of load"))), of, scratch)
+    (folder / "undo of load.run").write_text(loads.load(open_storage(str(folder / "undo of load")), of, scratch))
     shutil.copytree(folder / "undo of edit", folder / HALF_RESCALED)
     with pytest.raises(SimulatedCrash):
         rescales.rescale(Dying(open_storage(str(folder / HALF_RESCALED))), GOALS["rescale"], scratch)
@@ -238,7 +279,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepared = passes.rewind.plan(rewound, FULL, BY, newest - 1, scratch=scratch)
     passes.rewind.execute(rewound, prepared, BY, run=run, stopped=True, scratch=scratch)
     (folder / "undo of rewind.run").write_text(run)
-    for verb in ("abort of rescale", "abort of convert", "abort of edit"):
+    for verb in ("abort of rescale", "abort of convert", "abort of edit", "abort of load"):
         shutil.rmtree(folder / verb / names.LEASES)
     shutil.copytree(origin, folder / HALF_SWITCHED)
     begin_a_switch(open_storage(str(folder / HALF_SWITCHED)), Structure.V1, folder)
