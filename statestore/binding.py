@@ -1,7 +1,7 @@
 """The binding of a state root to its query, partitions and schemas, and its comparison with the declaration of a job.
 
-_statekeeper/binding.json           replaced only by a claim, a rescale, and a rewind
-_statekeeper/schemas/<batch>.json   the value schemas from that batch on, if columns were added at the end
+_statekeeper/binding.json           replaced only by a claim, a rescale, a schema evolution, and a rewind
+_statekeeper/schemas/<batch>.json   the value schemas from that batch on: columns were added at the end, or evolved
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ from statestore.storage.exclusive import require_exclusive_create
 _FORMAT = 1
 _LATEST_SECONDS = 253_402_300_800.0
 """The year 10000, which a date cannot show."""
+
+_OF_VALUES = (
+    "declare the column as in the root. A start of the job adds only nullable columns at the end. For any other change of "
+    "value columns, stop the job and run: statekeeper evolve ROOT --schema FILE"
+)
+_OF_KEYS = "declare the column as in the root. Key columns cannot change; for other keys, use a new root"
 
 OlderSchemas = Mapping[int, Mapping[str, str]]
 """The value schemas (store name -> Spark's JSON) before a change, by the batch that changed them."""
@@ -71,6 +77,7 @@ class Binding:
     claim       how the query became the owner; None for the query that created the root, and after a rewind
     former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
     initial     batch 0 starts from initial rows of the job
+    evolution   the run of the newest schema evolution; empty without one
     """
 
     root_id: str
@@ -81,6 +88,7 @@ class Binding:
     claim: Claim | None = None
     former_ids: tuple[str, ...] = ()
     initial: bool = False
+    evolution: str = ""
 
     def owned_by(self, query_id: str, claim: Claim | None = None) -> Binding:
         """Return the binding with another owner, whose former ids include the present one."""
@@ -177,6 +185,7 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
     _require_same_start(storage, binding, wanted, batch)
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
+    _require_no_former_schema(storage.url, binding.stores, wanted.stores, older)
     return Bound(binding, older, wanted.stores)
 
 
@@ -202,7 +211,7 @@ def _require_same_start(storage: Storage, held: Binding, wanted: Binding, batch:
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:
-    """Verify that no claim and no rescale has followed since the root was bound. One request.
+    """Verify that no claim, no rescale and no schema evolution has followed since the root was bound. One request.
 
     Raises `ForeignRoot`, `BatchConflict`, `ObjectMissing`, `CorruptFile`.
     """
@@ -214,6 +223,13 @@ def require_owner(storage: Storage, bound: Binding) -> None:
                 f"running; the batch was not started",
                 path=storage.url,
                 hint="start the job again: it continues with the new number of partitions",
+            )
+        if held.evolution != bound.evolution:
+            raise BatchConflict(
+                "`statekeeper evolve` changed the columns of the state root while this job was running; the batch was not "
+                "started",
+                path=storage.url,
+                hint="start the job again, with the new columns in the state of its operator",
             )
         return
     at = "" if held.claim is None else f" at {held.claim.at_utc}"
@@ -252,6 +268,22 @@ def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[S
         _compare(url, mine.name, "value", mine.value_json, theirs.value_json, may_grow=True)
 
 
+def _require_no_former_schema(
+    url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...], older: OlderSchemas
+) -> None:
+    """Reject a job that was not changed with the columns of the root: it would add a dropped column again, with nulls."""
+    for mine, theirs in zip(held, asked, strict=True):
+        former = [batch for batch, values in older.items() if values.get(mine.name) == theirs.value_json]
+        if former and mine.value_json != theirs.value_json:
+            raise SchemaMismatch(
+                f"store {mine.name!r}: the job declares the columns that the root had until batch {max(former)}; "
+                "`statekeeper evolve` has dropped a column since; the batch was not started",
+                path=url,
+                hint="declare the columns of the root. To add the dropped column again, run: statekeeper evolve ROOT "
+                "--schema FILE",
+            )
+
+
 def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *, may_grow: bool) -> None:
     """Raises `SchemaMismatch` with the first difference that is not a nullable column added at the end."""
     asked = json.loads(asked_json)["fields"]
@@ -272,7 +304,7 @@ def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *
                 f"store {store!r}, {part} column {place}: "
                 f"the root has {_column(mine)}, but the job declares {_column(theirs)}; the batch was not started",
                 path=url,
-                hint="declare the column as in the root; only nullable value columns at the end can be added",
+                hint=_OF_VALUES if may_grow else _OF_KEYS,
             )
 
 
@@ -330,6 +362,8 @@ def encode_binding(binding: Binding) -> bytes:
         body["formerQueries"] = list(binding.former_ids)
     if binding.initial:
         body["initial"] = True
+    if binding.evolution:
+        body["evolution"] = binding.evolution
     return json.dumps(body, indent=1).encode()
 
 
@@ -379,6 +413,7 @@ def parse_binding(data: bytes) -> Binding:
             claim=claim,
             former_ids=_parsed_former_ids(body, claim),
             initial=_parsed_flag(body, "initial"),
+            evolution=str(body.get("evolution", "")),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

@@ -1,5 +1,5 @@
-"""The journal of a rewrite: a switchover, a rescale, a conversion, an edit or a load. After a crash, the next run reads it
-to finish or to reverse the rewrite.
+"""The journal of a rewrite: a switchover, a rescale, a conversion, an edit, a load or a schema evolution. After a crash,
+the next run reads it to finish or to reverse the rewrite.
 
     _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
                                      cleared.json                a switchover: conflicting files are quarantined; an
@@ -16,17 +16,17 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 from statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
 from statestore.format import names
-from statestore.format.file_sink import parse_entry
 from statestore.format.json_object import json_object
 from statestore.format.names import StorePath, VersionId, parse_store_file
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, count, plain_number, store_name, table_name
+from statestore.journal_parts import Schemas, SinkEntry, invalid, parse_replaced, parse_schemas, parse_sink
 from statestore.storage import Storage
 
 _FORMAT = 1
@@ -44,11 +44,17 @@ class RewriteKind(Enum):
     CONVERT = "convert"
     EDIT = "edit"
     LOAD = "load"
+    EVOLVE = "evolve"
 
     @property
     def noun(self) -> str:
-        """The rewrite in one word."""
-        return {"switch": "switchover", "convert": "conversion"}.get(self.value, self.value)
+        """The rewrite as a noun."""
+        nouns = {"switch": "switchover", "convert": "conversion", "evolve": "schema evolution"}
+        return nouns.get(self.value, self.value)
+
+
+_OF_CHANGED_STORES = (RewriteKind.EDIT, RewriteKind.EVOLVE)
+"""These rewrites make snapshots only of the stores that they change."""
 
 
 class Ending(Enum):
@@ -56,14 +62,6 @@ class Ending(Enum):
 
     SWITCHED = "switched"
     ABORTED = "aborted"
-
-
-@dataclass(frozen=True)
-class SinkEntry:
-    """The entry that a rewrite adds to the log of Spark's file sink. `url`: the output folder; `path`: relative to it."""
-
-    url: str
-    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +73,16 @@ class Begun:
     header      the header of the snapshots
     commit      the content of the newest commit before the rewrite
     stores      the new version of each store, in the order of the commit log
-    reused      stores whose snapshot at the head is reused; of an edit: stores without a changed row
+    reused      stores whose snapshot at the head is reused; of an edit and of a schema evolution: the unchanged stores
     partitions  the number of partitions after a rescale or a conversion; None for a switchover
     provider    of the new snapshots
     file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
     replaced    the other files that a rewrite of an own root replaces, in this order, and their contents before it; None if
                 the rewrite appends a batch
-    options     of an edit or a load: the arguments of the command that name the rows
-    rows        of an edit or a load: a digest of the rows that the options name
+    options     of an edit, a load and a schema evolution: the arguments of the command that name the goal
+    rows        a digest of the rows or of the changes of columns that the options name
     watermark_ms  of a load: the watermark with which the query continues; None for others
+    schemas     of a schema evolution: the changed value schemas
     """
 
     number: int
@@ -102,11 +101,12 @@ class Begun:
     options: tuple[str, ...] = ()
     rows: str = ""
     watermark_ms: int | None = None
+    schemas: Schemas = field(default_factory=dict)
 
     @property
     def built(self) -> Mapping[StorePath, VersionId]:
         """The stores for which the rewrite makes a snapshot, with its version."""
-        if self.rewrite is not RewriteKind.EDIT:
+        if self.rewrite not in _OF_CHANGED_STORES:
             return self.stores
         return {store: version for store, version in self.stores.items() if store not in self.reused}
 
@@ -124,17 +124,18 @@ class Begun:
                 return f"edit of {len(self.built):,} stores"
             case RewriteKind.LOAD:
                 return f"load of {self.options[0] if self.options else 'a savepoint'}"
+            case RewriteKind.EVOLVE:
+                return f"schema evolution of {len(self.built):,} stores"
 
     @property
     def first_version(self) -> int | None:
-        """The first version whose files have other names than those before it; None after a rescale, an edit
-        or a load."""
+        """The first version whose files have other names than those before it; None if the names stay."""
         match self.rewrite:
             case RewriteKind.SWITCH:
                 return self.batch + 1
             case RewriteKind.CONVERT:
                 return self.batch + 2
-            case RewriteKind.RESCALE | RewriteKind.EDIT | RewriteKind.LOAD:
+            case RewriteKind.RESCALE | RewriteKind.EDIT | RewriteKind.LOAD | RewriteKind.EVOLVE:
                 return None
 
     @property
@@ -148,7 +149,7 @@ class Begun:
                 return "--partitions", str(self.partitions), *sink
             case RewriteKind.CONVERT:
                 return "--to", self.provider.option, "--structure", self.to.value, *sink
-            case RewriteKind.EDIT:
+            case RewriteKind.EDIT | RewriteKind.EVOLVE:
                 return self.options
             case RewriteKind.LOAD:
                 return *self.options, *sink
@@ -293,8 +294,9 @@ def begin(storage: Storage, begun: Begun) -> None:
         "provider": begun.provider.value,
         **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
         **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
-        **({"options": begun.options, "rows": begun.rows} if begun.rows else {}),
+        **({"options": begun.options, "rows": begun.rows} if begun.rewrite in _OF_CHANGED_STORES or begun.rows else {}),
         **({} if begun.watermark_ms is None else {"watermark_ms": begun.watermark_ms}),
+        **({"schemas": {name: asdict(one) for name, one in begun.schemas.items()}} if begun.schemas else {}),
     }
     body = {
         "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
@@ -353,7 +355,7 @@ def ending(storage: Storage, begun: Begun) -> Ending | None:
     try:
         return Ending(json_object(storage.read(path), path).get("how"))
     except BAD_VALUES as error:
-        raise _invalid(path) from error
+        raise invalid(path) from error
 
 
 def _listed(storage: Storage) -> list[str]:
@@ -376,7 +378,7 @@ def _parse_made(data: bytes, path: str) -> Made:
     try:
         return Made(str(body["digest"]), tuple(table_name(name) for name in body["tables"]))
     except BAD_VALUES as error:
-        raise _invalid(path) from error
+        raise invalid(path) from error
 
 
 def _parse_begun(data: bytes, number: int, path: str) -> Begun:
@@ -407,6 +409,9 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             stores[store] = file.version if digest is None else replace(file.version, digest=checkpoint_id(digest))
             if one["reused"]:
                 reused.add(store)
+        rewrite = RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"])
+        is_evolution = rewrite is RewriteKind.EVOLVE
+        replaced = parse_replaced(body.get("replaced"), int(body["batch"]), stores, path, is_evolution=is_evolution)
         return Begun(
             number=number,
             run=checkpoint_id(body["run"]),
@@ -416,45 +421,15 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             commit=str(body["commit"]),
             stores=stores,
             reused=frozenset(reused),
-            rewrite=RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"]),
+            rewrite=rewrite,
             partitions=None if body.get("partitions") is None else plain_number(str(body["partitions"])),
             provider=provider,
-            file_sink=_parse_sink(body.get("file_sink"), path),
-            replaced=_parse_replaced(body.get("replaced"), int(body["batch"]), stores, path),
+            file_sink=parse_sink(body.get("file_sink"), path),
+            replaced=replaced,
             options=tuple(str(option) for option in body.get("options", ())),
             rows=str(body.get("rows", "")),
             watermark_ms=None if body.get("watermark_ms") is None else count(body["watermark_ms"]),
+            schemas=parse_schemas(body.get("schemas"), path) if is_evolution else {},
         )
     except BAD_VALUES as error:
-        raise _invalid(path) from error
-
-
-def _parse_sink(body: object, path: str) -> SinkEntry | None:
-    if body is None:
-        return None
-    if not isinstance(body, dict) or parse_entry(entry := str(body["path"])) is None:
-        raise _invalid(path)
-    return SinkEntry(str(body["url"]), entry)
-
-
-def files_to_replace(batch: int, stores: Iterable[StorePath]) -> list[str]:
-    """The files that a rewrite of an own root replaces besides the newest commit, in this order. `stores`: the new ones."""
-    operators = sorted({store.operator for store in stores})
-    return [names.offsets(batch), *map(names.operator_metadata, operators), names.BINDING]
-
-
-def _parse_replaced(body: object, batch: int, stores: Iterable[StorePath], path: str) -> Mapping[str, str] | None:
-    if body is None:
-        return None
-    # The journal names the files that a run overwrites, and anybody who writes to the checkpoint can change it.
-    if not isinstance(body, dict) or list(body) != files_to_replace(batch, stores):
-        raise _invalid(path)
-    return {name: str(content) for name, content in body.items()}
-
-
-def _invalid(path: str) -> CorruptFile:
-    return CorruptFile(
-        "has missing or invalid fields; the rewrite cannot be finished or reversed",
-        path=path,
-        hint="restore the file from a backup",
-    )
+        raise invalid(path) from error

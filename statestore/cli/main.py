@@ -14,6 +14,7 @@ from statestore.cli.convert import convert
 from statestore.cli.diff import diff
 from statestore.cli.dump import dump
 from statestore.cli.edit import edit
+from statestore.cli.evolve import evolve
 from statestore.cli.gc import gc
 from statestore.cli.inspect import inspect
 from statestore.cli.lease import lease
@@ -34,8 +35,8 @@ from statestore.cli.unpack import unpack
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, convert, edit, load, claim and savepoint --delete show a plan. They change nothing
-    unless you add --apply.
+    gc, repair, rewind, switch, rescale, convert, edit, load, evolve, claim and savepoint --delete show a plan. They change
+    nothing unless you add --apply.
 
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
     nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
@@ -48,7 +49,7 @@ def main(config: Path | None) -> None:
     The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
     add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml.
 
-    The default mode does not limit repair, rewind, switch, rescale, convert, edit, load and claim. But if
+    The default mode does not limit repair, rewind, switch, rescale, convert, edit, load, evolve and claim. But if
     statekeeper.toml sets the mode observe or snapshots for ROOT, these commands only show their plans: --apply, --undo
     and --abort are rejected.
 
@@ -72,6 +73,7 @@ for verb in (
     convert,
     edit,
     load,
+    evolve,
     clone,
     mirror,
     savepoint,

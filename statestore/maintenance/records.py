@@ -6,6 +6,7 @@ Programs read some of them back from the history; `history_records` has the type
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeAlias
 
 from statestore.differences import Change, Difference
@@ -27,7 +28,7 @@ from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
-from statestore.maintenance.rewrites import FileSinkPlan, Load, RewritePlan
+from statestore.maintenance.rewrites import EvolutionPreview, FileSinkPlan, Load, RewritePlan
 from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Progress, SwitchPlan
 
@@ -206,6 +207,7 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
         "header": plan.header,
         "file_sink": None if plan.file_sink is None else _of_file_sink(plan.file_sink),
         **({} if plan.load is None else _of_load(plan.load, plan.rows)),
+        **({"schemas": {name: asdict(one) for name, one in plan.schemas.items()}} if plan.evolve is not None else {}),
     }
 
 
@@ -217,6 +219,14 @@ def _of_load(load: Load, rows: int) -> Record:
         "watermark_ms": saved.watermark_ms,
         "rows": rows,
         "replace_state": load.replaces_state,
+    }
+
+
+def of_preview(found: EvolutionPreview) -> Record:
+    """Encode the rows of a schema evolution: their numbers by store, and the first of them before and after."""
+    return {
+        "rows": {str(store): rows for store, rows in found.rows.items()},
+        "first": [of_difference(store, row) for store, row in found.first],
     }
 
 

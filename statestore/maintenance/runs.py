@@ -279,17 +279,25 @@ def abort_rewrite(
             rewrites.roll_back(storage, now, progress, still_held=held.require, sink=sink)
 
 
-def undo_edit(
-    storage: Storage, undone: str, progress: ProgressCallback, *, run: str, holder: str, clock: Clock
+def undo_rewrite(
+    storage: Storage,
+    undone: str,
+    progress: ProgressCallback,
+    rewrite: RewriteKind,
+    *,
+    run: str,
+    holder: str,
+    clock: Clock,
 ) -> Begun:
-    """Reverse the completed edit of the run `undone`. If this is interrupted, the edit is half done again.
+    """Reverse the completed edit or schema evolution of the run `undone`. If this is interrupted, it is half done again.
 
-    Raises as `edits.require_reversible` and `edits.roll_back`; `HalfSwitched`, `RootHeld`.
+    Raises as `edits.require_reversible`, and the `roll_back` of its package; `HalfSwitched`, `RootHeld`.
     """
-    with _leased(storage, RewriteKind.EDIT.value, run, [{"undo": undone}], holder, clock) as (held, done):
-        completed = edits.require_reversible(storage, undone)
+    with _leased(storage, rewrite.value, run, [{"undo": undone}], holder, clock) as (held, done):
+        completed = edits.require_reversible(storage, undone, rewrite)
         switch_journal.reopen(storage, completed.begun)
-        edits.roll_back(storage, completed, progress, still_held=held.require)
+        roll_back = edits.roll_back if rewrite is RewriteKind.EDIT else rewrites.roll_back
+        roll_back(storage, completed, progress, still_held=held.require)
         done.append({"undone": completed.begun.number})
         return completed.begun
 
@@ -335,8 +343,8 @@ def _reversed(
             raise RefusedAsUnsafe(
                 f"another process has ended the {begun.described} in the meantime; nothing was changed",
                 path=names.switchover(begun.number, "ended"),
-                hint="to reverse a completed switchover, run switch with --to; a completed edit, edit with --undo; another "
-                "completed rewrite: statekeeper rewind",
+                hint="to reverse a completed switchover, run switch with --to; a completed edit or schema evolution, edit "
+                "or evolve with --undo; another completed rewrite: statekeeper rewind",
             )
         yield now, held
         done.append({"aborted": begun.number})

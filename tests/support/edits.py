@@ -17,6 +17,7 @@ from statestore.maintenance import edits, runs
 from statestore.maintenance.edits import Edit, EditPlan
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage
+from statestore.switch_journal import RewriteKind
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2
@@ -47,7 +48,10 @@ def apply(storage: Storage, edit: Edit, scratch: Path, *, clock: Clock | None = 
 
 
 def undo(storage: Storage, run: str, *, clock: Clock | None = None) -> None:
-    runs.undo_edit(storage, run, lambda _: None, run=RandomIds().fresh(), holder="a test", clock=clock or SystemClock())
+    now = clock or SystemClock()
+    runs.undo_rewrite(
+        storage, run, lambda _: None, RewriteKind.EDIT, run=RandomIds().fresh(), holder="a test", clock=now
+    )
 
 
 def rows(root: object) -> list[str]:

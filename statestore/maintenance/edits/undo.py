@@ -1,4 +1,4 @@
-"""Decides whether a completed edit can be reversed."""
+"""Decides whether a completed edit or schema evolution can be reversed."""
 
 from __future__ import annotations
 
@@ -24,33 +24,43 @@ from statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
 _STAYS = "nothing was changed"
 
 
-def require_reversible(storage: Storage, run: str) -> OpenJournal:
-    """Return the journal of a completed edit that can be reversed: it is the newest rewrite, the query has not committed
-    since, and all files of the old versions exist. Raises `RefusedAsUnsafe` otherwise, `CorruptFile`, `StorageError`."""
+def require_reversible(storage: Storage, run: str, rewrite: RewriteKind = RewriteKind.EDIT) -> OpenJournal:
+    """Return the journal of a completed rewrite of this kind that can be reversed: it is the newest rewrite, the query has
+    not committed since, and all files of the old versions exist. `rewrite`: an edit or a schema evolution.
+
+    Raises `RefusedAsUnsafe` otherwise, `CorruptFile`, `StorageError`.
+    """
+    verb, noun = rewrite.value, rewrite.noun
     newest = journal.newest_journal(storage)
-    if newest is None or newest.begun.rewrite is not RewriteKind.EDIT or newest.begun.run != run:
+    if newest is None or newest.begun.rewrite is not rewrite or newest.begun.run != run:
         raise RefusedAsUnsafe(
-            f"run {run} is not the newest rewrite of this checkpoint, or it is not an edit; {_STAYS}",
+            f"run {run} is not the newest rewrite of this checkpoint, or it is no {noun}; {_STAYS}",
             path=storage.url,
-            hint="use the id that `statekeeper edit --apply` printed; only the newest rewrite can be reversed",
+            hint=f"use the id that `statekeeper {verb} --apply` printed; only the newest rewrite can be reversed",
         )
     begun = newest.begun
     if journal.ending(storage, begun) is Ending.ABORTED:
         raise RefusedAsUnsafe(
-            f"the edit of run {run} is reversed already; {_STAYS}", path=storage.url, hint="no action is needed"
+            f"the {noun} of run {run} is reversed already; {_STAYS}", path=storage.url, hint="no action is needed"
         )
     batch = catalog.newest_batch(storage)
     commit = read_or_none(storage, names.commits(begun.batch))
     edited = new_commit(begun) if begun.to is Structure.V2 else begun.commit.encode()
     if batch != begun.batch or commit != edited:
         raise RefusedAsUnsafe(
-            f"the newest commit is not the commit of the edit of batch {begun.batch}: the query has committed "
+            f"the newest commit is not the commit of the {noun} of batch {begun.batch}: the query has committed "
             f"since; {_STAYS}",
             path=names.commits(begun.batch if batch is None else batch),
-            hint=f"to return to the batch before the edit, run: statekeeper rewind ROOT --to-batch {begun.batch - 1}",
+            hint=f"to return to the batch before the {noun}, run: statekeeper rewind ROOT --to-batch {begun.batch - 1}",
         )
     if origin_of(storage) is Origin.OWN:
         require_no_attempt(storage, batch + 1, _STAYS)
+    if rewrite is RewriteKind.EVOLVE and storage.stat(later := names.later_schema(begun.batch + 1)) is not None:
+        raise RefusedAsUnsafe(
+            f"the job has started batch {begun.batch + 1} with one more column since; {_STAYS}",
+            path=later,
+            hint="start the job until it commits this batch, then change the columns with another evolve",
+        )
     _require_old_versions(storage, begun)
     return newest
 
@@ -68,9 +78,9 @@ def _require_old_versions(storage: Storage, begun: Begun) -> None:
             problem = _problem_in_v1(storage, begun, store, present, moved.of(store))
         if problem is not None:
             raise RefusedAsUnsafe(
-                f"version {head.version} before the edit can no longer be restored: {problem}; {_STAYS}",
+                f"version {head.version} before the {begun.rewrite.noun} can no longer be restored: {problem}; {_STAYS}",
                 path=str(store),
-                hint="restore the file from a backup, or write the old rows with another edit",
+                hint=f"restore the file from a backup, or change the state with another {begun.rewrite.value}",
             )
 
 

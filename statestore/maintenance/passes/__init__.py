@@ -23,7 +23,7 @@ from there on. `claim` has the guards of `repair`, too.
 
 `rewrite` serves `rescale`, with the guards of `switch`. Its plan also needs a log of the file sink without a gap, if the
 query has such a sink.
-`edit` has the guards of `switch`, too; its undo has those of `repair`.
+`edit` has the guards of `switch`, too; its undo has those of `repair`. So has a schema evolution, which `rewrite` executes.
 
 `clone` takes a source and a destination and does not change the source, except for a hold of its batch. It needs a source
 without a half-done switchover, from which no other maintainer deletes files. Its destination is empty or contains the same

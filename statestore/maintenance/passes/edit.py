@@ -9,16 +9,16 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import edits, runs
 from statestore.maintenance.config import Policies
 from statestore.maintenance.edits import Edit, EditPlan
-from statestore.maintenance.passes import guards
+from statestore.maintenance.passes import guards, rewrite
 from statestore.maintenance.passes import stopped as stopped_query
 from statestore.maintenance.passes.audit import policy_of
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.snapshot import MEMORY_BYTES
 from statestore.maintenance.switchover import Begun, ProgressCallback
 from statestore.storage import Storage
+from statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,5 @@ def undo(
     run: str,
     stopped: bool,
 ) -> Begun:
-    """Reverse the completed edit of the run `undone`. `stopped`: as in `execute`.
-
-    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_edit`.
-    """
-    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    return runs.undo_edit(storage, undone, progress, run=run, holder=by.holder, clock=by.clock)
+    """Reverse the completed edit of the run `undone`. Raises as `passes.rewrite.undo`."""
+    return rewrite.undo(storage, policies, RewriteKind.EDIT, undone, by, progress, run=run, stopped=stopped)

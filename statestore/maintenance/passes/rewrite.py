@@ -1,4 +1,5 @@
-"""Plans, executes and reverses the rewrites of state: a rescale, a conversion, and a load. Reverses a half-done edit."""
+"""Plans, executes and reverses the rewrites of all stores: a rescale, a conversion, a load, and a schema evolution.
+Reverses a half-done edit."""
 
 from __future__ import annotations
 
@@ -35,6 +36,8 @@ _WAYS_BACK = {
     RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
     RewriteKind.EDIT: "to reverse a completed edit, run: statekeeper edit ROOT --undo RUN --confirm-stopped",
     RewriteKind.LOAD: "to reverse a completed load, run: statekeeper load ROOT --undo RUN --confirm-stopped",
+    RewriteKind.EVOLVE: "to reverse a completed schema evolution, run: statekeeper evolve ROOT --undo RUN "
+    "--confirm-stopped",
 }
 
 
@@ -204,3 +207,23 @@ def undo_load(
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     return runs.undo_load(storage, undone, progress, run=run, holder=by.holder, clock=by.clock, open_sink=open_sink)
+
+
+def undo(
+    storage: Storage,
+    policies: Policies,
+    rewrite: RewriteKind,
+    undone: str,
+    by: Maintainer,
+    progress: ProgressCallback,
+    *,
+    run: str,
+    stopped: bool,
+) -> Begun:
+    """Reverse the completed edit or schema evolution of the run `undone`. `stopped`: as in `execute`.
+
+    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_rewrite`.
+    """
+    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
+    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+    return runs.undo_rewrite(storage, undone, progress, rewrite, run=run, holder=by.holder, clock=by.clock)

@@ -4,7 +4,7 @@
     open_journal(storage)  ->  OpenJournal  ->  roll_back(storage, open_journal)
 
 A rescale moves each row to the partition of its key. A conversion encodes each row for the other state store provider.
-A load replaces all rows by those of a savepoint.
+A load replaces all rows by those of a savepoint. A schema evolution encodes the values of a state root with other columns.
 Source: SPARK-54346, which repartitions with Spark's own reader and writer; FLIP-428.
 """
 
@@ -23,11 +23,13 @@ from statestore.maintenance.rewrites.plans import (
     RewritePlan,
     StoreGroup,
 )
+from statestore.maintenance.rewrites.preview import EvolutionPreview, preview
 from statestore.maintenance.rewrites.roll_back import roll_back
 from statestore.maintenance.rewrites.undo import require_reversible
 
 __all__ = [
     "Convert",
+    "EvolutionPreview",
     "FileSinkPlan",
     "Goal",
     "Incoming",
@@ -40,6 +42,7 @@ __all__ = [
     "execute",
     "gather",
     "plan",
+    "preview",
     "require_reversible",
     "roll_back",
 ]

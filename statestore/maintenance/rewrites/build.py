@@ -78,7 +78,7 @@ def _built(
             pairs = list(zip(keys, values, strict=True))
             stored.add(pairs)
             if group.conversion is not None:
-                compared.add(zip(*group.conversion.bare(keys, values, target.provider), strict=True))
+                compared.add(zip(*group.conversion.of_target(keys, values), strict=True))
             yield from pairs
 
     snapshots.build(target, rows())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from statestore import catalog
 from statestore.format import names
-from statestore.maintenance.rewrites import batch, head
+from statestore.maintenance.rewrites import batch, evolved_head, head
 from statestore.maintenance.rewrites.plans import RewritePlan
 from statestore.maintenance.switchover.commit import has_gone_on
 from statestore.storage import Storage
-from statestore.switch_journal import Begun
+from statestore.switch_journal import Begun, RewriteKind
 
 
 def commit(storage: Storage, begun: Begun, planned: RewritePlan) -> None:
@@ -16,7 +18,11 @@ def commit(storage: Storage, begun: Begun, planned: RewritePlan) -> None:
     if begun.replaced is None:
         batch.append(storage, begun, planned)
     else:
-        head.rewrite(storage, begun)
+        _head(begun).rewrite(storage, begun)
+
+
+def _head(begun: Begun) -> ModuleType:
+    return evolved_head if begun.rewrite is RewriteKind.EVOLVE else head
 
 
 def is_committed(storage: Storage, begun: Begun) -> bool:
@@ -36,7 +42,7 @@ def continued_to(storage: Storage, begun: Begun) -> int | None:
 def withdraw(storage: Storage, begun: Begun) -> None:
     """Make the former state the state of the query again. The query has not continued with the rewritten state."""
     if begun.replaced is not None:
-        head.put_back(storage, begun)
+        _head(begun).put_back(storage, begun)
     elif batch.is_appended(storage, begun):
         # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
         storage.delete([names.offsets(begun.batch + 1)])

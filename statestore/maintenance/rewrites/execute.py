@@ -7,7 +7,7 @@ guards make Spark refuse to start until the rewrite has ended: a file with the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -19,6 +19,7 @@ from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
+from statestore.journal_parts import files_of_schemas, files_to_replace
 from statestore.maintenance import audit
 from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.rewrites import file_sink
@@ -149,7 +150,8 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
     assert planned.batch is not None
     stores = new_versions(planned, machine.ids.fresh)
     is_own = planned.origin is Origin.OWN
-    replaced = journal.files_to_replace(planned.batch, stores) if is_own else ()
+    replaced = _replaced(storage, planned, stores) if is_own else None
+    source = planned.load or planned.evolve
     begun = Begun(
         number=journal.next_number(storage),
         run=run,
@@ -162,13 +164,24 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         partitions=planned.partitions,
         provider=planned.provider,
         file_sink=None if planned.file_sink is None else planned.file_sink.entry,
-        replaced={path: storage.read(path).decode() for path in replaced} if is_own else None,
-        options=() if planned.load is None else planned.load.options,
-        rows="" if planned.load is None else planned.load.saved.identity,
+        replaced=replaced,
+        reused=frozenset(planned.heads.keys() - set(planned.targets)),
+        options=() if source is None else source.options,
+        rows="" if source is None else source.digest,
         watermark_ms=None if planned.load is None else planned.load.saved.watermark_ms,
+        schemas=planned.schemas,
     )
     journal.begin(storage, begun)
     return begun
+
+
+def _replaced(storage: Storage, planned: RewritePlan, stores: Iterable[StorePath]) -> dict[str, str]:
+    """Read the files of an own root that the rewrite replaces besides the newest commit. `stores`: the new ones."""
+    assert planned.batch is not None
+    if planned.evolve is None:
+        return {path: storage.read(path).decode() for path in files_to_replace(planned.batch, stores)}
+    found = {path: read_or_none(storage, path) for path in files_of_schemas(planned.batch)}
+    return {path: body.decode() for path, body in found.items() if body is not None}
 
 
 def _make_snapshots(
@@ -188,7 +201,7 @@ def _make_snapshots(
         journal.note_made(storage, begun, store, one)
         made.add(store)
         still_held()
-        progress(Progress(phase=SwitchPhase.SNAPSHOTS, done=len(made), of=len(begun.stores), store=store))
+        progress(Progress(phase=SwitchPhase.SNAPSHOTS, done=len(made), of=len(begun.built), store=store))
 
     def is_missing(group: StoreGroup) -> bool:
         return not made.issuperset(group.targets)

@@ -16,8 +16,9 @@ from statestore.engine.rocks import translated
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import file_sink
 from statestore.format.file_sink import INTERVAL_CONF, LogEntry, parse_entry
+from statestore.journal_parts import SinkEntry
 from statestore.storage import Storage, at_once
-from statestore.switch_journal import Begun, SinkEntry
+from statestore.switch_journal import Begun
 
 _PIECE_BYTES = 1 << 20
 

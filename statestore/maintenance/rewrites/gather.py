@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from statestore import catalog, switch_journal
-from statestore.binding import read_binding
+from statestore.binding import StoreSchema, read_binding, stores_at
 from statestore.contents import Contents, Layout, layout
 from statestore.counts import counted
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
@@ -111,6 +111,17 @@ def _of_own_root(storage: Storage, stopped: SwitchoverFacts, *, of_load: bool) -
         key_groups=bound.key_groups,
         filled=_filled(storage, stopped) if of_load else None,
         free_at_root=storage.location.free,
+        schemas=_schemas(storage, stopped),
+    )
+
+
+def _schemas(storage: Storage, stopped: SwitchoverFacts) -> tuple[StoreSchema, ...]:
+    """Return the stores with the value schemas of the head, as they were before a half-done schema evolution."""
+    assert stopped.batch is not None
+    changed = {} if stopped.half_done is None else stopped.half_done.begun.schemas
+    return tuple(
+        replace(store, value_json=changed[store.name].before) if store.name in changed else store
+        for store in stores_at(storage, stopped.batch)
     )
 
 

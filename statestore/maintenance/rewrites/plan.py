@@ -11,14 +11,16 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
+from statestore.maintenance.evolution import Evolve
 from statestore.maintenance.pool import WORKERS
+from statestore.maintenance.rewrites.evolve import evolutions, evolved_groups, of_root
 from statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
 from statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
 from statestore.maintenance.rewrites.plans import (
-    Conversion,
     Convert,
     Goal,
     Load,
+    ProviderConversion,
     Rescale,
     RewriteFacts,
     RewritePlan,
@@ -36,6 +38,7 @@ _KINDS: dict[type[Goal], RewriteKind] = {
     Rescale: RewriteKind.RESCALE,
     Convert: RewriteKind.CONVERT,
     Load: RewriteKind.LOAD,
+    Evolve: RewriteKind.EVOLVE,
 }
 
 _LOCAL_BYTES_PER_TAIL = 8
@@ -43,11 +46,15 @@ _LOCAL_BYTES_PER_TAIL = 8
 
 
 def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> RewritePlan:
-    """Plan a rewrite. `spark`: the release that continues, if known. Pure."""
+    """Plan a rewrite. `spark`: the release that continues, if known. Pure. Raises as `evolution.evolution_of`."""
     stopped = facts.stopped
     half_done = stopped.half_done
     is_there = half_done is None and stopped.batch is not None and _is_there(stopped, goal)
-    groups = () if is_there else tuple(_groups(facts, goal))
+    evolved = evolutions(facts, goal) if isinstance(goal, Evolve) else {}
+    if isinstance(goal, Evolve):
+        groups = tuple(evolved_groups(facts, evolved))
+    else:
+        groups = () if is_there else tuple(_groups(facts, goal))
     local_bytes = _local_bytes(groups, goal)
     refusals = () if is_there else tuple(_refusals(facts, goal, spark, local_bytes))
     structure = goal.structure if isinstance(goal, Convert) else stopped.structure or Structure.V1
@@ -74,6 +81,9 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
         seconds=_seconds(groups, goal, stopped),
         origin=stopped.origin,
         load=goal if isinstance(goal, Load) else None,
+        evolve=goal if isinstance(goal, Evolve) else None,
+        schemas={name: one.change for name, one in evolved.items()},
+        heads={one.store: one.head for one in stopped.stores} if isinstance(goal, Evolve) else {},
     )
 
 
@@ -90,12 +100,13 @@ def _provider(stopped: SwitchoverFacts, goal: Goal) -> Provider:
 def _is_there(stopped: SwitchoverFacts, goal: Goal) -> bool:
     if isinstance(goal, Rescale):
         return stopped.partitions == goal.partitions
-    if isinstance(goal, Load):
+    if isinstance(goal, Evolve | Load):
+        # The changes of an evolution are of the present columns, so they cannot be there.
         return False
     return (stopped.conf.provider, stopped.structure) == (goal.provider, goal.structure)
 
 
-def _groups(facts: RewriteFacts, goal: Goal) -> Iterator[StoreGroup]:
+def _groups(facts: RewriteFacts, goal: Rescale | Convert | Load) -> Iterator[StoreGroup]:
     provider = _provider(facts.stopped, goal)
     for operator in facts.operators:
         moves = isinstance(goal, Rescale) and not operator.is_lone
@@ -103,7 +114,9 @@ def _groups(facts: RewriteFacts, goal: Goal) -> Iterator[StoreGroup]:
         for name in operator.stores:
             place = operator.operator, name
             rules, encoding = operator.rules[name], operator.encodings[name]
-            converts = isinstance(goal, Convert) and isinstance(encoding, RowEncoding)
+            conversion = None
+            if isinstance(goal, Convert) and isinstance(encoding, RowEncoding):
+                conversion = ProviderConversion(encoding, provider)
             yield StoreGroup(
                 operator=operator.operator,
                 name=name,
@@ -111,7 +124,7 @@ def _groups(facts: RewriteFacts, goal: Goal) -> Iterator[StoreGroup]:
                 targets=tuple(StorePath(operator.operator, number, name, provider) for number in range(count)),
                 rules=rules if moves and not isinstance(rules, StatekeeperError) else None,
                 incoming=incoming(facts, goal, operator, name) if isinstance(goal, Load) else (),
-                conversion=Conversion(encoding, provider) if converts and isinstance(encoding, RowEncoding) else None,
+                conversion=conversion,
             )
 
 
@@ -128,6 +141,8 @@ def _local_bytes(groups: tuple[StoreGroup, ...], goal: Goal) -> int:
 
 def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes: int) -> Iterator[str]:
     stopped = facts.stopped
+    if isinstance(goal, Evolve):
+        yield from of_root(stopped)
     if stopped.origin is Origin.OWN and isinstance(goal, Convert):
         yield "the checkpoint is the state root of a job on `pipelines`, which always has the RocksDB provider"
         return
@@ -222,6 +237,8 @@ def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
             is_same = (begun.rewrite, begun.provider, begun.to) == (RewriteKind.CONVERT, provider, structure)
         case Load(saved):
             is_same = (begun.rewrite, begun.rows) == (RewriteKind.LOAD, saved.identity)
+        case Evolve():
+            is_same = (begun.rewrite, begun.rows) == (RewriteKind.EVOLVE, goal.digest)
     if not is_same:
         yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from statestore.binding import StoreSchema
 from statestore.contents import Layout
 from statestore.errors import StatekeeperError
 from statestore.format import logs, names
@@ -21,6 +23,8 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding, Rows
 from statestore.format.state_conf import OURS, StateConf
 from statestore.format.structure import Structure
+from statestore.journal_parts import Schemas
+from statestore.maintenance.evolution import Evolve
 from statestore.maintenance.rewrites.file_sink import FileSinkPlan
 from statestore.maintenance.savepoints.saved import Saved, SavedTable
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
@@ -65,13 +69,31 @@ class Load:
         """The arguments of the command that state this goal."""
         return (self.saved.url, *(("--replace-state",) if self.replaces_state else ()))
 
+    @property
+    def digest(self) -> str:
+        """The digest of the rows that the options name."""
+        return self.saved.identity
 
-Goal = Rescale | Convert | Load
+
+Goal = Rescale | Convert | Load | Evolve
 """The goal of a rewrite."""
 
 
+class Conversion(Protocol):
+    """The re-encoding of the rows of a store."""
+
+    def converted(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Encode present rows as the new ones."""
+
+    def of_source(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Return what present rows and their new rows have in common."""
+
+    def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Return the same of new rows: the digests are compared."""
+
+
 @dataclass(frozen=True)
-class Conversion:
+class ProviderConversion:
     """The re-encoding of the rows of a store for another provider."""
 
     encoding: RowEncoding
@@ -81,9 +103,13 @@ class Conversion:
         """Encode rows of the present provider for the other one."""
         return self.encoding.encoded(keys, values) if self.to is Provider.ROCKSDB else self.encoding.bare(keys, values)
 
-    def bare(self, keys: Sequence[bytes], values: Sequence[bytes], of: Provider) -> Rows:
-        """Decode rows of a provider to the rows without an encoding, which both have in common."""
-        return (keys, values) if of is Provider.HDFS_BACKED else self.encoding.bare(keys, values)
+    def of_source(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Return present rows without the encoding of RocksDB."""
+        return (keys, values) if self.to is Provider.ROCKSDB else self.encoding.bare(keys, values)
+
+    def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
+        """Return new rows without the encoding of RocksDB."""
+        return self.encoding.bare(keys, values) if self.to is Provider.ROCKSDB else (keys, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +147,7 @@ class RewriteFacts:
     key_groups   of an own root; None for a native checkpoint
     filled       a store that may have rows, and the reason; None if all stores are empty
     free_at_root free bytes where the checkpoint is; None if unlimited
+    schemas      of an own root: its stores, with the value schemas before a half-done schema evolution
     is_appended  an interrupted rewrite has committed its batch, and only its end is missing; no fact about stores is
                  gathered then
     """
@@ -131,6 +158,7 @@ class RewriteFacts:
     key_groups: int | None = None
     filled: str | None = None
     free_at_root: int | None = None
+    schemas: tuple[StoreSchema, ...] = ()
     is_appended: bool = False
 
 
@@ -200,6 +228,9 @@ class RewritePlan:
     seconds      estimated duration
     load         the savepoint of a load; None for other rewrites
     file_sink    the entry to add to the log of a file sink, after the batch is appended; None without such a sink
+    evolve       of a schema evolution: its goal
+    schemas      of a schema evolution: the changed value schemas
+    heads        of a schema evolution: the head of every store; those without a group keep it
     """
 
     rewrite: RewriteKind
@@ -220,6 +251,9 @@ class RewritePlan:
     load: Load | None = None
     file_sink: FileSinkPlan | None = None
     origin: Origin = Origin.NATIVE
+    evolve: Evolve | None = None
+    schemas: Schemas = field(default_factory=dict)
+    heads: Mapping[StorePath, VersionId] = field(default_factory=dict)
 
     @property
     def codec(self) -> str:
@@ -251,4 +285,5 @@ class RewritePlan:
 def new_versions(planned: RewritePlan, fresh: Callable[[], str]) -> Mapping[StorePath, VersionId]:
     """Name the new version of each store. `fresh` gives a checkpoint id."""
     is_v2 = planned.structure is Structure.V2
-    return {target: VersionId(planned.version, fresh() if is_v2 else None) for target in planned.targets}
+    made = {target: VersionId(planned.version, fresh() if is_v2 else None) for target in planned.targets}
+    return {**planned.heads, **made}

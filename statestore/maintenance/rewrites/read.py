@@ -96,7 +96,7 @@ def _pieces(database: Database, group: StoreGroup, source: Source, store: StoreP
                 source.digest.add(zip(keys, values, strict=True))
                 yield targets, keys, values
             else:
-                source.digest.add(zip(*group.conversion.bare(keys, values, store.provider), strict=True))
+                source.digest.add(zip(*group.conversion.of_source(keys, values), strict=True))
                 yield targets, *group.conversion.converted(keys, values)
             begin = end
 

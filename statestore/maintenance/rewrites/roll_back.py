@@ -50,7 +50,7 @@ def roll_back(
     withdraw(storage, begun)
     still_held()
     # Delete zips before tables, so that no zip names a missing table.
-    storage.delete(sorted(store.snapshot(version) for store, version in begun.stores.items()))
+    storage.delete(sorted(store.snapshot(version) for store, version in begun.built.items()))
     still_held()
     storage.delete(store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store))
     # The guards last: until then, no query loads a part of the new snapshots.

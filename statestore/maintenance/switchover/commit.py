@@ -110,8 +110,8 @@ def has_gone_on(storage: Storage, begun: Begun) -> bool:
     newest = catalog.newest_batch(storage)
     if newest is None or newest <= begun.batch:
         return False
-    if begun.rewrite is RewriteKind.EDIT:
-        # In structure V1, the commits before and after an edit are equal.
+    if begun.rewrite in (RewriteKind.EDIT, RewriteKind.EVOLVE):
+        # The structure and the partitions do not change. In structure V1, the commits before and after an edit are equal.
         return read_or_none(storage, names.commits(begun.batch)) != begun.commit.encode()
     path = names.commits(newest)
     log = logs.parse_commit(storage.read(path), path)

@@ -1,0 +1,198 @@
+"""The new value columns of a store: each is a present column or has a default. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from statestore.binding import StoreSchema
+from statestore.errors import SchemaMismatch, StatekeeperError
+from statestore.format.state_rows import PREFIX_COLUMNS
+from statestore.format.types import arrow_schema, spark_schema_json
+from statestore.journal_parts import SchemaChange
+from statestore.maintenance.edits.typed import typed_texts
+from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
+from statestore.maintenance.evolution.widening import is_wider, wider_types
+
+_NOTHING = "nothing was changed"
+_SQL_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long", "real": "float"}
+"""Spark's names of types in SQL that differ from those in its JSON."""
+
+
+@dataclass(frozen=True)
+class NewColumn:
+    """A value column afterwards. `source`: the place of the present column; None if it is new and has the default."""
+
+    field: pa.Field
+    source: int | None
+    default: pa.Scalar | None = None
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The value columns of one store before and after."""
+
+    before: pa.Schema
+    columns: tuple[NewColumn, ...]
+
+    @property
+    def after(self) -> pa.Schema:
+        """The new value columns."""
+        return pa.schema([column.field for column in self.columns])
+
+    @property
+    def change(self) -> SchemaChange:
+        """Both schemas in Spark's JSON."""
+        return SchemaChange(spark_schema_json(self.before), spark_schema_json(self.after))
+
+
+def evolution_of(store: StoreSchema, changes: ColumnChanges) -> Evolution:
+    """Apply the changes to the value columns of a store.
+
+    Raises `SchemaMismatch` for an unknown column, a key column, two columns of one name, a type that is not wider, and a
+    default of another type; `UnsupportedType` for a type that Spark's rows do not support.
+    """
+    before = arrow_schema(store.value_json)
+    keys = arrow_schema(store.key_json).names[PREFIX_COLUMNS:]
+    _require_known(store.name, before, keys, changes)
+    columns = [
+        NewColumn(_kept(store.name, field, changes), place)
+        for place, field in enumerate(before)
+        if field.name not in changes.drop
+    ]
+    for name, added in changes.add.items():
+        field = pa.field(name, _type(added.type, f"stores.{store.name}.add.{name}"), added.nullable)
+        columns.append(NewColumn(field, None, _default(store.name, field, added)))
+    _require_unique(store.name, [column.field.name for column in columns], keys)
+    evolution = Evolution(before, tuple(columns))
+    if evolution.after == before:
+        raise _wrong(store.name, "the changes give the present columns", "remove this store from the file")
+    return evolution
+
+
+def _require_known(store: str, before: pa.Schema, keys: list[str], changes: ColumnChanges) -> None:
+    named: Mapping[str, tuple[str, ...]] = {
+        "drop": changes.drop,
+        "widen": tuple(changes.widen),
+        "rename": tuple(changes.rename),
+    }
+    for action, names in named.items():
+        for name in names:
+            if name in keys:
+                raise _wrong(
+                    store,
+                    f"{action} names the key column {name}, but key columns cannot change: each row is in the partition of "
+                    "its key",
+                    "for other keys, start a new root; to keep the state, pass it to the new job as `initial`",
+                )
+            if name not in before.names:
+                known = ", ".join(before.names) or "none"
+                raise _wrong(
+                    store,
+                    f"{action} names the unknown column {name}; the value columns are: {known}",
+                    "correct the name",
+                )
+    for name in changes.drop:
+        if name in changes.widen or name in changes.rename:
+            raise _wrong(store, f"column {name} is dropped and also changed", "remove one of the two entries")
+
+
+def _kept(store: str, field: pa.Field, changes: ColumnChanges) -> pa.Field:
+    widened = changes.widen.get(field.name, Widened(nullable=field.nullable))
+    kind, nullable = field.type, field.nullable if widened.nullable is None else widened.nullable
+    if widened.type is not None:
+        kind = _type(widened.type, f"stores.{store}.widen.{field.name}")
+        if not is_wider(field.type, kind):
+            raise _wrong(
+                store,
+                f"column {field.name} has the type {_name(field.type)}, which {_name(kind)} does not widen without loss",
+                f"widen it to one of: {wider_types(field.type)}",
+            )
+    if field.nullable and not nullable:
+        raise _wrong(
+            store, f"column {field.name} may contain nulls, so it cannot become not null", "omit nullable = false"
+        )
+    return pa.field(changes.rename.get(field.name, field.name), kind, nullable)
+
+
+def _require_unique(store: str, names: list[str], keys: list[str]) -> None:
+    if not names:
+        raise _wrong(store, "no value column remains", "keep or add a column")
+    for name in names:
+        if name in keys:
+            raise _wrong(store, f"a value column would have the name of the key column {name}", "choose another name")
+        if names.count(name) > 1:
+            raise _wrong(store, f"two value columns would have the name {name}", "choose another name")
+
+
+def _type(given: Any, where: str) -> pa.DataType:
+    """Parse Spark's name of a type or its JSON."""
+    name = _SQL_NAMES.get(given.lower(), given.lower()) if isinstance(given, str) else given
+    column: Any = {"name": where, "type": name, "nullable": True, "metadata": {}}
+    try:
+        return arrow_schema(json.dumps({"type": "struct", "fields": [column]})).field(0).type
+    except (StatekeeperError, TypeError, ValueError) as error:
+        raise SchemaMismatch(
+            f"{where}: {given!r} is not a type that state can have; {_NOTHING}",
+            hint="use Spark's name of a type, for example long, double, string, timestamp or decimal(10,2)",
+        ) from error
+
+
+def _name(kind: pa.DataType) -> str:
+    column = json.loads(spark_schema_json(pa.schema([pa.field("", kind)])))["fields"][0]["type"]
+    return column if isinstance(column, str) else json.dumps(column)
+
+
+def _default(store: str, field: pa.Field, added: AddedColumn) -> pa.Scalar:
+    """Return the default as a value of the column's type."""
+    value = added.default
+    if value is None:
+        if not field.nullable:
+            raise _wrong(
+                store,
+                f"the added column {field.name} is not null, but has no default",
+                "add a default, or nullable = true",
+            )
+        return pa.scalar(None, field.type)
+    if not any(_fits(value, field.type)):
+        raise _wrong(
+            store,
+            f"the default {value!r} of the added column {field.name} is not a value of the type {_name(field.type)}",
+            "correct the default; a column of a nested type can only have the default null",
+        )
+    try:
+        if isinstance(value, str) and not pa.types.is_string(field.type):
+            return typed_texts({field.name: value}, pa.schema([field]), f"store {store}").column(0)[0]
+        scalar = pa.scalar(str(value) if pa.types.is_decimal(field.type) else value)
+        return scalar.cast(field.type)
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise _wrong(
+            store,
+            f"the default {value!r} of the added column {field.name} does not fit the type {_name(field.type)}: {error}",
+            "correct the default",
+        ) from error
+
+
+def _fits(value: Any, kind: pa.DataType) -> Iterator[bool]:
+    """Yield whether the value, as TOML or JSON has it, can be one of the type; a text stands for a type that they lack."""
+    is_a = pa.types
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    yield isinstance(value, bool) and is_a.is_boolean(kind)
+    yield is_number and bool(is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind))
+    yield (
+        isinstance(value, float) and bool(is_a.is_floating(kind)) and math.isfinite(pa.scalar(value).cast(kind).as_py())
+    )
+    yield isinstance(value, datetime) and is_a.is_timestamp(kind) and (value.tzinfo is None) == (kind.tz is None)
+    yield isinstance(value, date) and not isinstance(value, datetime) and bool(is_a.is_date(kind))
+    has_texts = [is_a.is_string, is_a.is_binary, is_a.is_decimal, is_a.is_date, is_a.is_timestamp]
+    yield isinstance(value, str) and any(test(kind) for test in has_texts)
+
+
+def _wrong(store: str, what: str, hint: str) -> SchemaMismatch:
+    return SchemaMismatch(f"store {store}: {what}; {_NOTHING}", hint=hint)

@@ -1,0 +1,62 @@
+"""The part of a plan that only a schema evolution has: its groups of stores, and the reasons that block it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from statestore.errors import SchemaMismatch
+from statestore.format.names import DEFAULT_STORE, StorePath
+from statestore.format.structure import Structure
+from statestore.maintenance.evolution import Evolution, Evolve, EvolvedRows, evolution_of
+from statestore.maintenance.rewrites.plans import RewriteFacts, StoreGroup
+from statestore.maintenance.switchover import SwitchoverFacts
+from statestore.origin import Origin
+
+
+def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, Evolution]:
+    """Compare the changes with the present columns. Returns the evolution of each changed store by its name; none while the
+    root cannot be evolved at all, or while another rewrite is half done.
+
+    Raises `SchemaMismatch` for an unknown store, and as `evolution_of`.
+    """
+    half_done = facts.stopped.half_done
+    if any(of_root(facts.stopped)) or (half_done is not None and half_done.begun.rows != goal.digest):
+        return {}
+    stores = {store.name: store for store in facts.schemas}
+    for name in goal.stores:
+        if stores and name not in stores:
+            raise SchemaMismatch(
+                f"the root has no store {name}; it has: {', '.join(stores)}; nothing was changed",
+                hint="an operator with one store calls it default; to see the stores, run: statekeeper inspect ROOT",
+            )
+    return {name: evolution_of(stores[name], changes) for name, changes in goal.stores.items() if stores}
+
+
+def evolved_groups(facts: RewriteFacts, evolved: Mapping[str, Evolution]) -> Iterator[StoreGroup]:
+    """Yield the stores to rewrite. Each partition becomes the partition with its number."""
+    for operator in facts.operators:
+        if operator.name in evolved:
+            sources = tuple(one for one in facts.stopped.stores if one.store.operator == operator.operator)
+            yield StoreGroup(
+                operator=operator.operator,
+                name=DEFAULT_STORE,
+                sources=sources,
+                targets=tuple(StorePath(operator.operator, one.store.partition) for one in sources),
+                conversion=EvolvedRows(evolved[operator.name]),
+            )
+
+
+def of_root(stopped: SwitchoverFacts) -> Iterator[str]:
+    """Yield why the columns of this checkpoint cannot be changed by this verb."""
+    if stopped.batch is None:
+        return
+    if stopped.origin is Origin.NATIVE:
+        yield (
+            "the checkpoint is that of a native Spark query, whose state schema is part of the query: evolve changes only "
+            "state roots of jobs on `pipelines`"
+        )
+    elif stopped.structure is Structure.V1:
+        yield (
+            "the root has structure V1, in which the new snapshots would have the names of the present ones; first run: "
+            "statekeeper switch ROOT --to v2"
+        )

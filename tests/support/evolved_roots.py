@@ -1,0 +1,148 @@
+"""A state root with several value columns, written without Spark like a job does, and its evolution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from statestore import catalog
+from statestore.binding import Binding
+from statestore.clock import Clock, RandomIds, SystemClock
+from statestore.contents import contents_at, layout
+from statestore.contents import opened as open_store
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.names import StorePath
+from statestore.format.state_rows import encode_keys, encode_values
+from statestore.maintenance import runs
+from statestore.maintenance.evolution import Evolve, parse_changes
+from statestore.maintenance.switchover import Machine
+from statestore.root import Ready
+from statestore.storage import Storage
+from statestore.store import StateStore, StoreAddress
+from statestore.switch_journal import RewriteKind
+from tests.support.keyed_roots import KEYS, group_of
+from tests.support.rescales import planned
+from tests.support.roots import QUERY, outer, store
+from tests.support.roots import opened as opened_root
+
+NAMES = ("counts", "sums")
+OLD = pa.schema(
+    [
+        pa.field("count", pa.int32(), nullable=False),
+        pa.field("total", pa.float32()),
+        pa.field("note", pa.string()),
+    ]
+)
+NEW = pa.schema(
+    [
+        pa.field("count", pa.int64(), nullable=False),
+        pa.field("amount", pa.float64()),
+        pa.field("currency", pa.string(), nullable=False),
+    ]
+)
+CHANGES = {
+    "drop": ["note"],
+    "rename": {"total": "amount"},
+    "widen": {"count": "long", "total": "double"},
+    "add": {"currency": {"type": "string", "nullable": False, "default": "EUR"}},
+}
+PLAIN = pa.schema([("sum", pa.int64())])
+
+
+def goal(**stores: object) -> Evolve:
+    return parse_changes({"stores": stores or {"counts": CHANGES}}, "a file", ("--schema", "changes.toml"))
+
+
+def declared(*values: pa.Schema) -> Binding:
+    """The declaration of a job with the two stores."""
+    schemas = tuple(store(one, KEYS, name) for name, one in zip(NAMES, values, strict=True))
+    return Binding(root_id="", query_id=QUERY, partitions=2, key_groups=16, stores=schemas)
+
+
+def commit(storage: Storage, folder: Path, batch: int, *tables: pa.Table) -> None:
+    """Commit a batch with the rows of each operator: a column `key`, and the value columns that the job declares."""
+    root = opened_root(storage, declared(*(table.drop_columns(["key"]).schema for table in tables)), batch)
+    ready = root.begin(batch, outer(batch))
+    assert isinstance(ready, Ready)
+    assert not root.rewrites(batch)
+    snapshots, ids = catalog.snapshots(storage), {}
+    for operator, table in enumerate(tables):
+        groups = np.array([group_of(key, 16) for key in table["key"].to_pylist()], np.int32)
+        keys, values = encode_keys(groups, table.select(["key"])), encode_values(table.drop_columns(["key"]))
+        new = []
+        for partition in range(2):
+            mine = pa.array(groups * 2 // 16 == partition)
+            place = ready.bases[operator][partition]
+            address = StoreAddress(StorePath(operator, partition), folder / f"{operator}-{partition}")
+            with StateStore.load(
+                address,
+                place,
+                storage=storage,
+                clock=SystemClock(),
+                ids=RandomIds(),
+                snapshots=snapshots.get(address.path, ()),
+            ) as held:
+                held.put(keys.filter(mine), values.filter(mine))
+                new.append(str(held.commit().mark))
+        ids[operator] = tuple(new)
+    root.commit(batch, ids)
+
+
+def old_rows(*keys: str) -> pa.Table:
+    """Rows of the first store before the evolution; every third value is null."""
+    count = len(keys)
+    total = [None if n % 3 == 2 else n + 0.1 for n in range(count)]
+    columns = {"key": keys, "count": range(count), "total": total, "note": [f"note {n}" for n in range(count)]}
+    return pa.table({name: list(values) for name, values in columns.items()}, schema=pa.schema([*KEYS, *OLD]))
+
+
+def new_rows(old: pa.Table) -> pa.Table:
+    """The same rows after the evolution."""
+    arrays = [old["key"], old["count"], old["total"].cast(pa.float64()), pa.array(["EUR"] * old.num_rows)]
+    return pa.Table.from_arrays(arrays, names=["key", *NEW.names]).cast(pa.schema([*KEYS, *NEW]))
+
+
+def plain_rows(*keys: str) -> pa.Table:
+    """Rows of the second store, which does not change."""
+    return pa.table({"key": list(keys), "sum": list(range(len(keys)))}, schema=pa.schema([*KEYS, *PLAIN]))
+
+
+def rows_of(storage: Storage, operator: int, scratch: Path, batch: int | None = None) -> list[Mapping[str, Any]]:
+    """The rows of one operator at a batch, as `statekeeper dump` decodes them, by key."""
+    contents = contents_at(storage, batch)
+    assert contents is not None
+    found: list[Mapping[str, Any]] = []
+    for place in contents.stores:
+        if place.operator == operator:
+            of = layout(contents, place)
+            with open_store(contents, place, of, scratch=scratch, clock=SystemClock(), ids=RandomIds()) as rows:
+                for one in map(rows.decoded, rows.pairs()):
+                    table = pa.Table.from_arrays(
+                        [one.keys["key"], *one.values.columns], names=["key", *one.values.schema.names]
+                    )
+                    found += table.to_pylist()
+    return sorted(found, key=lambda row: row["key"])
+
+
+def by_key(table: pa.Table) -> list[Mapping[str, Any]]:
+    return sorted(table.to_pylist(), key=lambda row: row["key"])
+
+
+def evolve(storage: Storage, wanted: Evolve, scratch: Path, *, clock: Clock | None = None) -> str:
+    """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
+    plan = planned(storage, wanted, scratch)
+    if plan.refusals:
+        raise RefusedAsUnsafe("; ".join(plan.refusals))
+    run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    runs.rewrite(storage, plan, lambda _: None, run=run, holder="a test", machine=machine)
+    return run
+
+
+def undo(storage: Storage, run: str) -> None:
+    fresh, clock = RandomIds().fresh(), SystemClock()
+    runs.undo_rewrite(storage, run, lambda _: None, RewriteKind.EVOLVE, run=fresh, holder="a test", clock=clock)
