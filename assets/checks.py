@@ -103,7 +103,7 @@ def _half_done(asset: str) -> dg.AssetCheckSpec:
         asset,
         "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
         "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert`, "
-        "`edit` or `load`) with do: APPLY. To reverse it, launch it with do: ABORT.",
+        "`edit`, `load` or `evolve`) with do: APPLY. To reverse it, launch it with do: ABORT.",
         blocking=True,
     )
 
@@ -113,6 +113,7 @@ NOTHING_LEFT_HALF_RESCALED = _half_done("rescale")
 NOTHING_LEFT_HALF_CONVERTED = _half_done("convert")
 NOTHING_LEFT_HALF_EDITED = _half_done("edit")
 NOTHING_LEFT_HALF_LOADED = _half_done("load")
+NOTHING_LEFT_HALF_EVOLVED = _half_done("evolve")
 MIRROR_IS_FRESH = _spec(
     "mirror_is_fresh",
     "mirror",

@@ -18,12 +18,14 @@ from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.convert import convert
 from assets.edit import edit
+from assets.evolve import evolve
 from assets.fleet_health import fleet_health
 from assets.history import prune_history
 from assets.jobs import (
     clone_checkpoint,
     convert_checkpoint,
     edit_checkpoint,
+    evolve_checkpoint,
     load_checkpoint,
     maintain_query,
     mirror_checkpoint,
@@ -66,6 +68,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             convert,
             edit,
             load,
+            evolve,
             clone,
             mirror,
             savepoint,
@@ -78,6 +81,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             convert_checkpoint,
             edit_checkpoint,
             load_checkpoint,
+            evolve_checkpoint,
             clone_checkpoint,
             mirror_checkpoint,
             savepoint_checkpoint,

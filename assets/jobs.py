@@ -8,6 +8,7 @@ from assets.checkpoint_format import checkpoint_format
 from assets.clone import clone
 from assets.convert import convert
 from assets.edit import edit
+from assets.evolve import evolve
 from assets.fleet_health import fleet_health
 from assets.lineage import lineage
 from assets.load import load
@@ -71,6 +72,15 @@ load_checkpoint = dg.define_asset_job(
     executor_def=dg.in_process_executor,
     description="Replaces the state of a stopped query by the rows of a savepoint. Launch it by hand. It only plans unless "
     "the launchpad sets do: APPLY.",
+)
+"""Without a limit on its runtime."""
+
+evolve_checkpoint = dg.define_asset_job(
+    "evolve_checkpoint",
+    selection=dg.AssetSelection.assets(evolve),
+    executor_def=dg.in_process_executor,
+    description="Adds, drops, widens or renames value columns of the state root of a stopped job. Launch it by hand. It "
+    "only plans unless the launchpad sets do: APPLY.",
 )
 """Without a limit on its runtime."""
 

@@ -31,7 +31,7 @@ from statestore.maintenance.passes import (
 )
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statestore.maintenance.rewrites import RewritePlan
+from statestore.maintenance.rewrites import EvolutionPreview, RewritePlan
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, SwitchPlan
@@ -292,6 +292,20 @@ def of_load(planned: RewritePlan, *, is_done: bool) -> Metadata:
         "savepoint_batch": saved.batch,
         "watermark_ms": saved.watermark_ms,
         "rows": planned.rows,
+    }
+
+
+def of_evolution(planned: RewritePlan, found: EvolutionPreview | None) -> Metadata:
+    """As `of_rewrite`, for a plan of a schema evolution, and the first rows before and after."""
+    first = () if found is None else found.first
+    return {
+        **of_rewrite(planned, is_done=False),
+        "rows": table(
+            {"store": "string", "key": "string", "before": "string", "after": "string"},
+            ((str(store), str(row.key), str(row.before), str(row.after)) for store, row in first),
+        ),
+        "columns": "; ".join(f"{name}: {change.after_columns}" for name, change in planned.schemas.items()) or "none",
+        "changed_rows": 0 if found is None else found.total,
     }
 
 

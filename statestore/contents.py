@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import binding, catalog
+from statestore import binding, catalog, switch_journal
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.rocks import Database, EngineLimits, translated
@@ -74,12 +74,16 @@ def contents_at(storage: Storage, batch: int | None = None, *, any_encoding: boo
 
     Raises `VersionNotLoadable` for a batch that is not in the commit log, `UnknownFormatVersion` for a state whose encoding
     is not unsaferow (unless `any_encoding`) or whose state store provider is of another library, `NotACheckpoint`,
-    `CorruptFile`, `StorageError`.
+    `CorruptFile`, `StorageError`; `HalfSwitched` while a schema evolution is half done.
     """
     origin = origin_of(storage)
     heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     if heads is None:
         return None
+    half_done = switch_journal.open_journal(storage) if origin is Origin.OWN else None
+    if half_done is not None and half_done.begun.schemas and heads.batch >= half_done.begun.batch:
+        # Between its requests, the schema may be that before the evolution and the rows those after it.
+        switch_journal.require_none(storage)
     # Every offset log repeats the confs. Those of old batches may have been purged, and version 0 has none.
     newest = catalog.newest_batch(storage)
     described_by = heads.batch if newest is None else newest
