@@ -149,7 +149,7 @@ def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) 
     """Check that no switchover and no other rewrite is incomplete."""
     description, made, stores = "No switchover and no other rewrite is incomplete.", 0, 0
     if journal is not None:
-        begun, made, stores = journal.begun, len(journal.made), len(journal.begun.stores)
+        begun, made, stores = journal.begun, len(journal.made), len(journal.begun.built)
         description = with_next(
             f"The {begun.described} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
             "their snapshots. Do not start the query.",

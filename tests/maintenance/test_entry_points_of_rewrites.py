@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from statestore.format import names
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
+from statestore.maintenance.evolution import parse_changes
 from statestore.maintenance.rewrites import Convert, Goal, Rescale
 from statestore.storage import open_storage
 from statestore.switch_journal import RewriteKind
-from tests.support import edits, loads, rescales
+from tests.support import edits, evolved_roots, loads, rescales
 from tests.support.clones import FULL
 from tests.support.entry_points import (
     HALF_SWITCHED,
@@ -107,6 +109,29 @@ def saved(world: World) -> str:
     return str(world.made / SAVEPOINT)
 
 
+def evolve_by_python(world: World, *, stopped: bool) -> None:
+    goal = parse_changes(json.loads(evolved_roots.RENAME), "a file")
+    rewrite_by_python(goal)(world, stopped=stopped)
+
+
+def undo_evolve_by_python(world: World, *, stopped: bool) -> None:
+    undone, run = ended(world, "undo of evolve"), BY.ids.fresh()
+    passes.rewrite.undo(
+        world.storage, world.policies, RewriteKind.EVOLVE, undone, BY, lambda _: None, run=run, stopped=stopped
+    )
+
+
+def with_file(act: Callable[[str], Attempt]) -> Attempt:
+    """Return the attempt with a schema file."""
+
+    def attempt(world: World, *, stopped: bool) -> None:
+        file = world.folder / "changes.json"
+        file.write_text(evolved_roots.RENAME)
+        act(str(file))(world, stopped=stopped)
+
+    return attempt
+
+
 def rewind_by_python(world: World, *, stopped: bool) -> None:
     scratch = world.folder / "scratch"
     prepared = passes.rewind.plan(world.storage, world.policies, BY, before_the_newest(world), scratch=scratch)
@@ -192,6 +217,19 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ("undo of load", "Dagster"): lambda world, stopped: by_launch(
         "load", do="UNDO", undo_run=ended(world, "undo of load")
     )(world, stopped=stopped),
+    ("evolve", "Python"): evolve_by_python,
+    ("evolve", "CLI"): with_file(lambda file: by_command("evolve", "--schema", file, "--apply")),
+    ("evolve", "Dagster"): with_file(lambda file: by_launch("evolve", schema_file=file, do="APPLY")),
+    ("abort of evolve", "Python"): abort_by_python(RewriteKind.EVOLVE),
+    ("abort of evolve", "CLI"): by_command("evolve", "--abort"),
+    ("abort of evolve", "Dagster"): by_launch("evolve", do="ABORT"),
+    ("undo of evolve", "Python"): undo_evolve_by_python,
+    ("undo of evolve", "CLI"): lambda world, stopped: by_command("evolve", "--undo", ended(world, "undo of evolve"))(
+        world, stopped=stopped
+    ),
+    ("undo of evolve", "Dagster"): lambda world, stopped: by_launch(
+        "evolve", do="UNDO", undo_run=ended(world, "undo of evolve")
+    )(world, stopped=stopped),
     ("rewind", "Python"): rewind_by_python,
     ("rewind", "CLI"): lambda world, stopped: by_command(
         "rewind", "--to-batch", str(before_the_newest(world)), "--apply"
@@ -233,6 +271,9 @@ OBSTACLES: dict[str, tuple[Obstacle, ...]] = {
     "load": OF_NEW,
     "abort of load": OF_ALL,
     "undo of load": (*OF_ALL, half_rescaled),
+    "evolve": (*OF_ALL, half_switched),
+    "abort of evolve": OF_ALL,
+    "undo of evolve": (*OF_ALL, half_rescaled),
     # The changelog of a batch that is rolled back is not needed.
     "rewind": (*OF_ALL, half_switched),
     "undo of rewind": (*OF_ALL, half_switched),
@@ -255,9 +296,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scratch, origin = folder / "scratch", unpacked(ROCKSDB, folder / "of RocksDB")
     hdfs_backed = unpacked(HDFS_BACKED, folder / "HDFS-backed")
     for verb in OBSTACLES:
-        if verb != "claim":
+        if verb != "claim" and "evolve" not in verb:
             shutil.copytree(hdfs_backed if "convert" in verb else origin, folder / verb)
     KeyedRoot(open_storage(str(folder / "claim")), folder / "job", partitions=2, key_groups=16).grow(2)
+    make_evolved(folder, scratch)
     for verb in GOALS:
         dying = Dying(open_storage(str(folder / f"abort of {verb}")))
         with pytest.raises(SimulatedCrash):
@@ -279,11 +321,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepared = passes.rewind.plan(rewound, FULL, BY, newest - 1, scratch=scratch)
     passes.rewind.execute(rewound, prepared, BY, run=run, stopped=True, scratch=scratch)
     (folder / "undo of rewind.run").write_text(run)
-    for verb in ("abort of rescale", "abort of convert", "abort of edit", "abort of load"):
+    for verb in ("abort of rescale", "abort of convert", "abort of edit", "abort of load", "abort of evolve"):
         shutil.rmtree(folder / verb / names.LEASES)
     shutil.copytree(origin, folder / HALF_SWITCHED)
     begin_a_switch(open_storage(str(folder / HALF_SWITCHED)), Structure.V1, folder)
     return folder
+
+
+def make_evolved(folder: Path, scratch: Path) -> None:
+    """Make the state roots for a schema evolution, its abort and its undo."""
+    goal = parse_changes(json.loads(evolved_roots.RENAME), "a file")
+    for verb in ("evolve", "abort of evolve", "undo of evolve"):
+        KeyedRoot(open_storage(str(folder / verb)), folder / f"job of {verb}", partitions=2, key_groups=16).grow(2)
+    with pytest.raises(SimulatedCrash):
+        evolved_roots.evolve(Dying(open_storage(str(folder / "abort of evolve"))), goal, scratch)
+    run = evolved_roots.evolve(open_storage(str(folder / "undo of evolve")), goal, scratch)
+    (folder / "undo of evolve.run").write_text(run)
 
 
 @pytest.mark.parametrize(("verb", "entry"), ATTEMPTS, ids=[f"{verb} by {entry}" for verb, entry in ATTEMPTS])

@@ -50,6 +50,8 @@ CHANGES = {
     "widen": {"count": "long", "total": "double"},
     "add": {"currency": {"type": "string", "nullable": False, "default": "EUR"}},
 }
+RENAME = '{"stores": {"counts": {"rename": {"value": "number"}}}}'
+"""A schema file for the roots of `keyed_roots`."""
 PLAIN = pa.schema([("sum", pa.int64())])
 
 

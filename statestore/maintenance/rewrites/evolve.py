@@ -52,8 +52,9 @@ def of_root(stopped: SwitchoverFacts) -> Iterator[str]:
         return
     if stopped.origin is Origin.NATIVE:
         yield (
-            "the checkpoint is that of a native Spark query, whose state schema is part of the query: evolve changes only "
-            "state roots of jobs on `pipelines`"
+            "the checkpoint is that of a native Spark query, and evolve changes only state roots of jobs on `pipelines`. "
+            "Spark itself accepts other names of value columns at the start of the query. It rejects added, dropped and "
+            "widened columns (STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE), except in transformWithState with Avro encoding"
         )
     elif stopped.structure is Structure.V1:
         yield (

@@ -35,8 +35,10 @@ from tests.support.rescales import planned
 from tests.support.rewinds import rewound
 from tests.support.roots import opened, outer
 from tests.support.twins import clean, statekeeper
+from tests.support.unpacked import unpacked
 
 KEYS = [f"key {n}" for n in range(40)]
+ARCHIVE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
 APPLY = ("--apply", "--confirm-stopped")
 
 
@@ -187,6 +189,9 @@ def test_a_root_that_cannot_be_evolved_is_refused_with_its_reason(root: Storage,
     v1.grow(1)
     (structure,) = planned(v1.storage, goal(), tmp_path).refusals
     assert "statekeeper switch ROOT --to v2" in structure
+    native = open_storage(str(unpacked(ARCHIVE, tmp_path / "native")))
+    refused = planned(native, goal(), tmp_path).refusals
+    assert "Spark itself accepts other names of value columns" in refused[0]
 
 
 def test_the_command_shows_the_rows_before_and_after_and_then_changes_them(root: Storage, tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ class DiesAtCommit(FaultyStorage):
         return Fault.AFTER if request.path == names.commits(0) and request.kind in WRITES else None
 
 
-@pytest.mark.parametrize("finish", [True, False], ids=["finish", "abort"])
+@pytest.mark.parametrize(
+    "finish", [pytest.param(True, id="finish"), pytest.param(False, id="abort", marks=pytest.mark.slow)]
+)
 def test_a_schema_evolution_in_a_bucket_that_dies_after_its_commit_is_finished_or_reversed(
     finish: bool, s3_server: S3Server, tmp_path: Path
 ) -> None:
