@@ -52,6 +52,7 @@ def test_a_load_is_executed_and_undone(places: tuple[str, str]) -> None:
     assert all_rows(root) == before
 
 
+@pytest.mark.slow
 def test_other_verbs_work_after_a_load(places: tuple[str, str], tmp_path: Path) -> None:
     savepoint, root = places
     run = loaded(savepoint, root)

@@ -47,6 +47,7 @@ def test_a_job_continues_on_the_loaded_rows(
     clean(root.storage, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_undo_is_rejected_after_the_job_has_committed_a_batch(of: tuple[KeyedRoot, Storage], tmp_path: Path) -> None:
     root = grown(tmp_path / "target", 1)
     run = load(root.storage, of[1], tmp_path / "scratch")

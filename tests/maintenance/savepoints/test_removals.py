@@ -74,7 +74,7 @@ def test_a_deletion_that_has_begun_is_completed_and_its_label_is_not_used_again(
     [label] = passes.savepoint.listed(source).labels
     assert label.deleting
     assert "its deletion has begun" in statekeeper("savepoint", tmp_path / "root", "--list").output
-    with pytest.raises(RefusedAsUnsafe, match="the label before already belongs"):
+    with pytest.raises(RefusedAsUnsafe, match="the label 'before' is already used"):
         kept(source, savepoint, tmp_path)
     remove(source, savepoint)
     assert passes.savepoint.listed(source).labels == ()
