@@ -379,6 +379,7 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
         "newest_batch": lag.newest,
         "lag_batches": lag.batches,
         "lag_bytes": lag.size_bytes,
+        **({} if lag.seconds is None else {"lag_seconds": lag.seconds}),
         "stores": planned.stores,
         "files": len(planned.files),
         "bytes": planned.size_bytes(),
@@ -388,8 +389,6 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
         "deleted_bytes": deleted.size_bytes,
         "refusals": len(refusals),
     }
-    if lag.seconds is not None:
-        shown["lag_seconds"] = lag.seconds
     done = "planned" if cleanup is None else "mirrored"
     phase = "refused" if refusals else "waiting" if prepared.is_waiting else done
     return {

@@ -38,7 +38,8 @@ def lag_of(files: Mapping[str, Entry], batch: int, newest: int) -> Lag:
     ends = [files.get(names.commits(number)) for number in (batch, newest)]
     first, last = (None if entry is None else entry.modified_at_seconds for entry in ends)
     seconds = None if first is None or last is None else max(0.0, last - first)
-    size_bytes = sum(entry.size_bytes for path, entry in files.items() if _version(path) > batch + 1)
+    # Later changelogs belong to a batch that is not committed.
+    size_bytes = sum(entry.size_bytes for path, entry in files.items() if batch + 1 < _version(path) <= newest + 1)
     return Lag(batch=batch, newest=newest, seconds=seconds, size_bytes=size_bytes)
 
 

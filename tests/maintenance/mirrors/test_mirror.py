@@ -109,6 +109,16 @@ def test_the_lag_counts_the_batches_that_a_failover_loses(disks: Roots, tmp_path
     assert lag.seconds > 0
 
 
+def test_the_lag_does_not_count_the_changelogs_of_a_batch_without_commit(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    own(source, tmp_path)
+    mirrored(source, destination, tmp_path)
+    newest = next(entry.path for entry in source.list("state") if "/8_" in entry.path)
+    source.create(newest.replace("/8_", "/9_"), source.read(newest))
+    lag = mirrors.measure(source, destination)
+    assert (lag.batches, lag.size_bytes) == (0, 0)
+
+
 def test_the_mirror_keeps_the_batches_that_the_source_retains(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = own(source, tmp_path)
