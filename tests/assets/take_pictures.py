@@ -1,6 +1,6 @@
 """Takes the screenshots in the docs: it starts the flights job with Dagster and opens the UI in a headless Chromium.
 
-    python -m tests.assets.take_pictures [--minutes 3]
+    python -m tests.assets.take_pictures [--minutes 3] [--only mirror mirror-check]
 
 It needs `chromium` on the PATH and writes to docs/pictures/. Look at the pictures before you commit them.
 """
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipelines.flights.job import Places
 from tests.support.running import REPOSITORY, Running, running
 
 PICTURES = REPOSITORY / "docs" / "pictures"
@@ -35,7 +36,29 @@ def pages(platform: Running) -> dict[str, str]:
         "automation": "automation",
         "clone": "assets/clone?view=events",
         "savepoint": "assets/savepoint?view=events",
+        "mirror": "assets/mirror?view=events",
+        "mirror-check": "assets/mirror?view=checks&checkDetail=mirror_is_fresh",
     }
+
+
+def configure_mirror(folder: Path) -> None:
+    """Add a mirror of the flights job to its configuration, before the job starts."""
+    configuration = Places(folder / "flights").configuration()
+    url = 'url = "state"'
+    mirror = f'mirror = {{ url = "{folder / "replica"}", lag = "10m" }}'
+    configuration.write_text(configuration.read_text().replace(url, f"{url}\n{mirror}"))
+
+
+def keep_mirror(platform: Running) -> None:
+    """Launch the mirror until a run has deleted its copies of files that the source deleted."""
+
+    def is_one_more(before: int) -> bool:
+        return len(platform.materializations("mirror")) > before
+
+    while not any(one["deletions"] for one in platform.materializations("mirror")):
+        before = len(platform.materializations("mirror"))
+        platform.launch("flights", "mirror_checkpoint")
+        platform.wait_for("the mirror", partial(is_one_more, before), 120)
 
 
 def keep_copies(platform: Running, folder: Path) -> None:
@@ -63,6 +86,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0, help="minutes that the job runs before the screenshots")
+    parser.add_argument("--only", metavar="PICTURE", nargs="+", help="names of the pictures to take, such as mirror")
     chosen = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -71,6 +95,7 @@ def main() -> int:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="statekeeper-pictures-") as name:
         folder = Path(name)
+        configure_mirror(folder)
         home = folder / "flights" / "dagster"
         arguments = ("--folder", str(folder / "flights"))
         with running(folder, "pipelines.flights.job", *arguments, home=home) as platform:
@@ -82,7 +107,10 @@ def main() -> int:
 
             platform.wait_for("deletions, and points of a plot", is_something_to_see, chosen.minutes * 60 + 240)
             keep_copies(platform, folder)
+            keep_mirror(platform)
             for picture, page in pages(platform).items():
+                if chosen.only and picture not in chosen.only:
+                    continue
                 target = PICTURES / f"ui-{picture}.png"
                 take(chromium, f"http://127.0.0.1:{platform.port}/{page}", target)
                 print(target.relative_to(REPOSITORY))
