@@ -102,10 +102,14 @@ interop-s3a: env .venv/.jars
 	$(BIN)/python -m pytest tests/interop/test_s3a.py -m "slow or not slow" $(ARGS)
 
 # Minutes: roots on Azure, on Google's cloud and on HDFS, on servers that speak their protocols. It needs npm and Go
+TESTBENCH := https://github.com/googleapis/storage-testbench/archive/e8c85072463f1f8378d850db457df598fdcb17a7.zip
 var/stores/.made: .venv/.made
 	@command -v npm >/dev/null && command -v go >/dev/null || { echo "the servers need npm and Go: nodejs.org, go.dev"; exit 1; }
 	@npm install --silent --no-audit --no-fund --prefix var/stores azurite@3.37.0
 	@GOBIN="$(CURDIR)/var/stores/bin" go install github.com/fsouza/fake-gcs-server@v1.56.1
+	@$(PYTHON) -m venv var/stores/testbench
+	@$(BIN)/uv pip install --quiet --python var/stores/testbench/bin/python "$(TESTBENCH)" || \
+		echo "without Google's testbench, which is only on github.com, its tests are skipped"
 	@touch $@
 
 var/stores/hadoop-client-minicluster.jar: .venv/.made

@@ -273,7 +273,8 @@ class Storage(Protocol):
         system has reflinks; else the kernel copies the bytes or, if it cannot, this process.
 
         Raises ObjectMissing if the object of the other root was deleted, and SourceChanged if it has changed since it was
-        listed. *Danger*: in a bucket, an existing object at `path` is overwritten.
+        listed. On a file system and on Google Cloud Storage, an object at `path` with other bytes stays, and the call
+        raises AlreadyExists. *Danger*: on S3 and Azure, it is overwritten.
         """
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:

@@ -101,7 +101,7 @@ class RemoteStorage(OpenedStore):
             self._size(path)
             return b""
         try:
-            return self._cat(path, start=start, end=start + length)
+            return self._cat(path, self._at(path), start=start, end=start + length)
         except ObjectMissing:
             raise
         except StorageError:
@@ -199,6 +199,8 @@ class RemoteStorage(OpenedStore):
         service_copy = partial(self._copy, self._files, f"{source.place}/{entry.path}", self._at(path), entry.etag)
         try:
             self._send(Kind.CREATE, path, lambda: sync(self._files.loop, service_copy))
+        except AlreadyExists:
+            self._verify_copied(path, f"{source.place}/{entry.path}", entry)
         except StorageError as error:
             cause = error.__cause__
             if cause is not None and _status(cause) == _CHANGED:
@@ -228,9 +230,7 @@ class RemoteStorage(OpenedStore):
                 raise
             raise self._no_bucket() from error
 
-    def _cat(self, path: str, **how: int) -> bytes:
-        place = self._at(path)
-
+    def _cat(self, path: str, place: str, **how: int) -> bytes:
         async def read() -> Any:
             return await self._files._cat_file(place, **how)  # noqa: SLF001 - the driver's coroutine
 
@@ -289,12 +289,43 @@ class RemoteStorage(OpenedStore):
         found = self.stat(path)
         shown = self._shown(path)
         if found is None:
-            raise StorageError("is missing, although the storage reported that it exists", path=shown, hint="try again")
+            raise self._gone(path)
         if found.size_bytes == content.size_bytes and content.equals(
             lambda start, length: self.read_range(path, start, length)
         ):
             return Created.SAME
         raise another_exists(shown)
+
+    def _verify_copied(self, path: str, origin: str, entry: Entry) -> None:
+        """After the failed condition of a copy, verify that the object is the copy: the driver may have sent the request
+        again after a lost reply.
+
+        `origin`: the driver's path of the source. Raises `AlreadyExists` if the object has other bytes; `ObjectMissing`,
+        `SourceChanged`, `StorageError`.
+        """
+        found = self.stat(path)
+        parts = [
+            {"start": start, "end": min(start + PIECE_BYTES, entry.size_bytes)}
+            for start in range(0, entry.size_bytes, PIECE_BYTES)
+        ]
+        is_copy = (
+            found is not None
+            and found.size_bytes == entry.size_bytes
+            and all(self._cat(path, self._at(path), **part) == self._cat(path, origin, **part) for part in parts)
+        )
+        # After the comparison: otherwise the compared bytes could be newer than the listing.
+        if _entry(entry.path, self._send(Kind.STAT, path, lambda: self._files.info(origin))).etag != entry.etag:
+            raise changed(origin)
+        if found is None:
+            raise self._gone(path)
+        if not is_copy:
+            raise another_exists(self._shown(path))
+
+    def _gone(self, path: str) -> StorageError:
+        """Return the error for an object that another process deleted after it prevented a create."""
+        return StorageError(
+            "is missing, although the storage reported that it exists", path=self._shown(path), hint="try again"
+        )
 
     def _send(self, kind: Kind, path: str, call: Callable[[], T], *, bytes_written: int = 0) -> T:
         """Call the driver, again after transient failures if there is a time limit."""

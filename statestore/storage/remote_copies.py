@@ -3,7 +3,9 @@
 Azure    PUT blob with x-ms-copy-source, inside one storage account; then HEAD until a copy in the background is complete
 Google   POST rewriteTo, repeated with its token until a large object is complete
 
-Each request copies only if the source still has the ETag (Azure) or the generation (Google) of its listing.
+Each request copies only if the source still has the ETag (Azure) or the generation (Google) of its listing. On Google
+it also copies only if the target does not exist. Both conditions apply to each request of a large object, because the
+last one creates the target.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ POLL_SECONDS = 0.5
 class ServiceCopy(Protocol):
     """Copies the object at the driver's path `source` to `target` if it still has the mark `etag` of its listing.
 
-    Raises the driver's exceptions; status 412 if the source has changed.
+    Raises the driver's exceptions: status 412 if the source has changed; `FileExistsError` if one of several conditions
+    failed, and the reply does not show which.
     """
 
     async def __call__(self, files: Any, source: str, target: str, etag: str | None) -> None: ...
@@ -48,7 +51,8 @@ async def copy_on_azure(files: Any, source: str, target: str, etag: str | None) 
 
 
 async def copy_on_google(files: Any, source: str, target: str, etag: str | None) -> None:
-    """Copy an object inside Google Cloud Storage. See `ServiceCopy`; `etag` is the generation."""
+    """Copy an object inside Google Cloud Storage. See `ServiceCopy`; `etag` is the generation. An existing target is not
+    overwritten: `FileExistsError`, also if the source has changed."""
     places = [place.partition("/") for place in (source, target)]
     names = [name for bucket, _, key in places for name in (bucket, key)]
     token: dict[str, str] = {}
@@ -60,6 +64,7 @@ async def copy_on_google(files: Any, source: str, target: str, etag: str | None)
             headers={"Content-Type": "application/json"},
             json_out=True,
             ifSourceGenerationMatch=etag,
+            ifGenerationMatch="0",
             **token,
         )
         if done["done"] is True:

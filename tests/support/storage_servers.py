@@ -11,6 +11,7 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -100,27 +101,55 @@ class Azurite(StoreServer):
         return f"abfss://{container}@{self.account}.dfs.core.windows.net/a root"
 
 
-class FakeGcs(StoreServer):
-    """fake-gcs-server: Google's JSON API, with its preconditions."""
-
-    program = "bin/fake-gcs-server"
+class GoogleStore(StoreServer):
+    """A server with Google's JSON API."""
 
     @property
     def options(self) -> dict[str, str]:
         return {"endpoint_url": f"http://127.0.0.1:{self.port}", "token": "anon"}
 
+    def make_container(self, name: str) -> None:
+        self._post("storage/v1/b?project=any", json.dumps({"name": name}).encode(), "application/json")
+
+    def url(self, container: str) -> str:
+        return f"gs://{container}/a root"
+
+    def put(self, url: str, body: bytes) -> None:
+        """Write an object, as another process does."""
+        parts = urlsplit(url)
+        name = quote(parts.path.lstrip("/"), safe="")
+        target = f"upload/storage/v1/b/{parts.netloc}/o?uploadType=media&name={name}"
+        self._post(target, body, "application/octet-stream")
+
+    def _post(self, target: str, body: bytes, kind: str) -> None:
+        url = f"{self.options['endpoint_url']}/{target}"
+        with urllib.request.urlopen(urllib.request.Request(url, data=body, headers={"Content-Type": kind})):
+            pass
+
+
+class FakeGcs(GoogleStore):
+    """fake-gcs-server: Google's JSON API, with its preconditions, except those of a copy."""
+
+    program = "bin/fake-gcs-server"
+
     def arguments(self) -> Sequence[str]:
         here = ("-host", "127.0.0.1", "-port", str(self.port), "-public-host", f"127.0.0.1:{self.port}")
         return ["-scheme", "http", "-backend", "memory", "-log-level", "error", *here]
 
-    def make_container(self, name: str) -> None:
-        request = urllib.request.Request(
-            f"{self.options['endpoint_url']}/storage/v1/b?project=any",
-            data=json.dumps({"name": name}).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request):
-            pass
 
-    def url(self, container: str) -> str:
-        return f"gs://{container}/a root"
+class Testbench(GoogleStore):
+    """Google's own test server for its client libraries, with the preconditions of a copy.
+
+    It rejects the uploads of gcsfs, whose lines end without a carriage return: use `put`.
+    """
+
+    __test__ = False
+    program = "testbench/bin/gunicorn"
+
+    def arguments(self) -> Sequence[str]:
+        return [f"--bind=127.0.0.1:{self.port}", "--threads=4", "--log-level=error", "testbench:run()"]
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
