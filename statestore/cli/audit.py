@@ -31,8 +31,8 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 @click.option(
     "--deep",
     is_flag=True,
-    help="Also read and decode every byte of every store. Without it, the audit does not read the contents of changelogs "
-    "and SST files.",
+    help="Also read and decode every byte of every store. Without it, the audit reads the header of each changelog, and "
+    "the name and size of each SST file.",
 )
 @click.option(
     "--retain",

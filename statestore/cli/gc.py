@@ -94,8 +94,8 @@ def gc(
     """Show which files are no longer needed, with reasons; with --apply, delete them.
 
     gc deletes a file only if it is older than --grace and no retained version needs it (--retain). gc makes sure that
-    all stores can be loaded at the oldest version that it retains. If they cannot all be loaded at the oldest of the
-    --retain versions, gc also retains older versions, back to the first one at which all stores can be loaded.
+    all stores can be loaded at the oldest version that it retains. If a store cannot be loaded at the oldest of the
+    --retain versions, gc also retains older versions, back to the nearest one at which all stores can be loaded.
 
     gc first audits the checkpoint, like the command audit. If the audit reports an error (lost or wrong state), gc deletes
     nothing. To delete files nevertheless, add --accept-loss.

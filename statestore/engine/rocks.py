@@ -428,7 +428,7 @@ def translated(path: Path) -> Iterator[None]:
         raise LocalStateError(
             f"{error}; the store cannot be loaded or written here",
             path=str(path),
-            hint="correct the folder on the local disk, then try again",
+            hint="make this folder on the local disk usable, or give another folder with --scratch",
         ) from error
     except Exception as error:
         if type(error) is not Exception:
@@ -444,4 +444,6 @@ def translated(path: Path) -> Iterator[None]:
             raise LocalStateLocked(
                 text, path=str(path), hint="wait until the other process closes the database, then try again"
             ) from error
-        raise LocalStateDamaged(text, path=str(path), hint=_REBUILT) from error
+        raise LocalStateDamaged(
+            f"the local copy of a store is damaged: {text}", path=str(path), hint=_REBUILT
+        ) from error

@@ -183,7 +183,7 @@ def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVe
             f"has {what} version {version!r}, which is not supported (supported: {known})", path=path, hint=_KNOW_IT
         )
     start = f"starts with {version[:80]!r}" if version else "is empty, or its first line is empty"
-    return CorruptFile(f"{start}; a version of {what} is expected", path=path, hint=_RESTORE)
+    return CorruptFile(f"{start}, not with a valid version of {what}", path=path, hint=_RESTORE)
 
 
 def chunked_text(reader: Reader) -> str:

@@ -250,7 +250,7 @@ def _create(storage: Storage, lease: Lease) -> None:
 
 def _held(lease: Lease) -> RootHeld:
     return RootHeld(
-        f"{lease.holder} holds the lease of this root for the verb {lease.verb}; this command was not started",
+        f"process {lease.holder} holds the lease of this root for the command {lease.verb}; this command was not started",
         path=names.lease(lease.epoch),
         hint="wait until that process finishes. If it is dead, run: statekeeper lease ROOT --break",
     )

@@ -185,7 +185,7 @@ def test_a_run_fails_with_the_name_of_the_lease_holder(
     with lease.held(flights.storage, "gc", run="x", holder="somebody", clock=SystemClock()):
         result = maintained(definitions, instance)
     assert not result.success
-    assert "somebody holds the lease of this root for the verb gc" in str(result.failure_data_for_node("snapshot"))
+    assert "somebody holds the lease of this root for the command gc" in str(result.failure_data_for_node("snapshot"))
 
 
 def test_a_root_on_s3_is_maintained_in_the_same_way(

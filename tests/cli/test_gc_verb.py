@@ -220,7 +220,7 @@ def test_a_held_lease_is_shown_blocks_gc_and_can_be_broken(root: Path, checkpoin
     assert "host:1: gc" in run("lease", root).output
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RootHeld.exit_code
-    assert "host:1 holds the lease of this root for the verb gc" in refused.output
+    assert "host:1 holds the lease of this root for the command gc" in refused.output
     broken = run("lease", root, "--break")
     assert "released the lease of host:1: gc" in broken.output
     assert run("gc", root, *NOW, "--apply").exit_code == 0

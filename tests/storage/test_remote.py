@@ -179,7 +179,7 @@ def test_every_verb_works_on_a_root_in_each_store(server: StoreServer, tmp_path:
     ]
     assert "1 removed" in say("diff", "counts")
     held = lease.acquire(open_storage(spec), "gc", run="a run", holder="elsewhere:1", clock=SystemClock())
-    assert "elsewhere:1 holds the lease of this root for the verb" in say("snapshot", spelled, "--all", exit_code=11)
+    assert "elsewhere:1 holds the lease of this root for the command" in say("snapshot", spelled, "--all", exit_code=11)
     held.release()
 
 

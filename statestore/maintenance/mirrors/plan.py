@@ -223,10 +223,11 @@ def started_by_another(owner: Owner, record: MirrorRecord, url: str) -> MirrorSt
     else:
         return None
     return MirrorStarted(
-        f"belongs to query {query} since a claim or a rewind of this mirror; this run has changed nothing",
+        f"belongs to query {query}, not to the query of the source, since a claim or a rewind of this mirror; this run has "
+        "changed nothing",
         path=f"{url}/{path}",
-        hint="stop the schedule of this mirror. If that query replaces the query of the source, mirror it to an empty "
-        f"destination: statekeeper mirror {url} DESTINATION",
+        hint=f"stop the scheduled mirror runs to this destination. If query {query} has replaced the query of the source, you "
+        f"can mirror this checkpoint to an empty destination: statekeeper mirror {url} DESTINATION",
     )
 
 

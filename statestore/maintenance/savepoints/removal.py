@@ -125,7 +125,8 @@ def _refusals(
     held = lease.current(destination)
     if held is not None and held.is_alive(clock.now_seconds()):
         yield RootHeld(
-            f"{held.lease.holder} holds the lease of the savepoint for the verb {held.lease.verb}; nothing was deleted",
+            f"process {held.lease.holder} holds the lease of the savepoint for the command {held.lease.verb}; "
+            "nothing was deleted",
             path=destination.url,
             hint="wait until the other process finishes, then run this command again",
         )

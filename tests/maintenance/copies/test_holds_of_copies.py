@@ -96,7 +96,7 @@ def test_a_copy_does_not_start_beside_a_verb_that_deletes_files_of_its_source(
     own(source, tmp_path)
     with (
         lease.held(source, other, run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock),
-        pytest.raises(RootHeld, match=f"for the verb {other}"),
+        pytest.raises(RootHeld, match=f"for the command {other}"),
     ):
         verb(source, destination, tmp_path, lambda _: None)
     assert _held(source) == []

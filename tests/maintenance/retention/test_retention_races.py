@@ -156,7 +156,7 @@ def test_the_second_of_two_maintainers_fails_with_the_name_of_the_first(storage:
     clock = SleeplessClock(SystemClock().now_seconds())
     with (
         lease.held(storage, "gc", run="first", holder="here:1", clock=clock),
-        pytest.raises(RootHeld, match="here:1 holds the lease of this root for the verb gc"),
+        pytest.raises(RootHeld, match="here:1 holds the lease of this root for the command gc"),
     ):
         lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)
     second = lease.acquire(storage, "gc", run="second", holder="there:2", clock=clock)

@@ -108,7 +108,7 @@ def test_a_savepoint_waits_for_a_retention_run_that_may_not_see_its_hold(disks: 
     own(source, tmp_path)
     with (
         lease.held(source, "gc", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock),
-        pytest.raises(RootHeld, match="for the verb gc"),
+        pytest.raises(RootHeld, match="for the command gc"),
     ):
         saved(source, destination, tmp_path)
     assert held(source) == []
