@@ -101,8 +101,8 @@ def gather(root: Storage, checkpoint: Storage | None) -> ClaimFacts:
         raise NotACheckpoint(
             "is not the state root of a job on `pipelines`, or has no committed batch; it cannot be claimed",
             path=root.url,
-            hint="claim works only for a state root. To give the checkpoint of a native query a new id, run: statekeeper clone "
-            "CHECKPOINT DESTINATION --new-query",
+            hint="claim works only for a state root. To give the checkpoint of a native query a new id, run: statekeeper "
+            "clone CHECKPOINT DESTINATION --new-query",
         )
     mirrored = mirror_record.read(root)
     batches = range(max(0, newest - 1), max(newest, catalog.newest_begun(root)) + 1)
@@ -252,8 +252,8 @@ def _diverged(gathered: ClaimFacts, there: CheckpointFacts) -> Iterator[Statekee
             f"the newest batch of the checkpoint is {there.newest}, but the newest batch of the root is {gathered.newest}; "
             "nothing was written",
             path=behind,
-            hint=f"rewind only {ahead}: statekeeper rewind {ahead} --to-batch {target} --apply --confirm-stopped. Then run this "
-            "command again",
+            hint=f"rewind only {ahead}: statekeeper rewind {ahead} --to-batch {target} --apply --confirm-stopped. Then run "
+            "this command again",
         )
     elif mine.sources != there.sources:
         yield RefusedAsUnsafe(

@@ -226,8 +226,8 @@ def started_by_another(owner: Owner, record: MirrorRecord, url: str) -> MirrorSt
         f"belongs to query {query}, not to the query of the source, since a claim or a rewind of this mirror; this run has "
         "changed nothing",
         path=f"{url}/{path}",
-        hint=f"stop the scheduled mirror runs to this destination. If query {query} has replaced the query of the source, you "
-        f"can mirror this checkpoint to an empty destination: statekeeper mirror {url} DESTINATION",
+        hint=f"stop the scheduled mirror runs to this destination. If query {query} has replaced the query of the source, "
+        f"you can mirror this checkpoint to an empty destination: statekeeper mirror {url} DESTINATION",
     )
 
 
