@@ -67,7 +67,7 @@ def load(
     launchpad sets `do: APPLY`.
 
     *Danger*: stop the query first. All rows and the watermark of the query are replaced. Each store gets a new snapshot,
-    which is read back and compared. Then one batch without rows is appended to the logs; the state root of a Python job
+    which is read back and compared. Then one batch without rows is appended to the logs; the state root of a job on `pipelines`
     gets no batch. APPLY completes an interrupted load, ABORT reverses it; UNDO reverses a completed load until the query
     begins a batch. By hand: `statekeeper load`.
     """

@@ -84,7 +84,7 @@ def load(
 
     load replaces all rows of all stores of ROOT, and its watermark. It writes one snapshot for each store, reads it back
     and compares all rows. Then it appends one batch without rows to the offset log and the commit log. For the state root
-    of a Python job, it rewrites the newest commit instead.
+    of a job on pipelines, it rewrites the newest commit instead.
 
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
     """
