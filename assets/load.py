@@ -66,10 +66,10 @@ def load(
     """Replaces the state of a stopped query by the rows of a savepoint. Launch it by hand; it only plans unless the
     launchpad sets `do: APPLY`.
 
-    *Danger*: stop the query first. All rows and the watermark of the query are replaced. Each store gets a new snapshot,
-    which is read back and compared. Then one batch without rows is appended to the logs; the state root of a job on `pipelines`
-    gets no batch. APPLY completes an interrupted load, ABORT reverses it; UNDO reverses a completed load until the query
-    begins a batch. By hand: `statekeeper load`.
+    *Danger*: stop the query first. All rows and the watermark of the query are replaced. Each store gets a new
+    snapshot, which is read back and compared. Then one batch without rows is appended to the logs; the state root of a
+    job on `pipelines` gets no batch. APPLY completes an interrupted load, ABORT reverses it; UNDO reverses a completed
+    load until the query begins a batch. By hand: `statekeeper load`.
     """
     yield from launched(context, fleet, _loading(config, fleet))
 

@@ -43,9 +43,9 @@ def rescale(
     """Changes the number of partitions of a stopped query. Launch it by hand; it only plans unless the launchpad sets
     `do: APPLY`.
 
-    *Danger*: stop the query first. Each row of the state moves to the partition of its key; the new snapshots are read back
-    and compared. Then one batch without rows is appended to the logs. The state root of a Python job gets no batch: its
-    newest commit and its binding are rewritten. APPLY completes an interrupted rescale, ABORT reverses it. By hand:
-    `statekeeper rescale`.
+    *Danger*: stop the query first. Each row of the state moves to the partition of its key; the new snapshots are read
+    back and compared. Then one batch without rows is appended to the logs. The state root of a job on `pipelines` gets
+    no batch: its newest commit and its binding are rewritten. APPLY completes an interrupted rescale, ABORT reverses
+    it. By hand: `statekeeper rescale`.
     """
     yield from launched(context, fleet, rewriting(config, fleet, RewriteKind.RESCALE, Rescale(config.partitions)))
