@@ -43,7 +43,7 @@ _CELLS = ("key", "before", "after")
 )
 @output_option
 def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execution, output: Output) -> None:
-    """Show the rows of a state root with other value columns; with --apply, rewrite them.
+    """Change the value columns of a state root: show the rows before and after; with --apply, rewrite them.
 
     ROOT is the state root of a job on pipelines. Stop the job first. evolve replaces the newest version of each changed
     store by a new snapshot. It reads the snapshot back and compares its rows. Then start the job with an operator that
@@ -129,8 +129,8 @@ def _print_plan(console: Console, planned: RewritePlan, shown: EvolutionPreview 
 
 def _lines(planned: RewritePlan) -> list[str]:
     lines = [
-        f"reads {planned.read_bytes:,} bytes and writes about as many; it needs about {planned.seconds:,.0f} s and at most "
-        f"{planned.local_bytes:,} bytes of local disk",
+        f"reads {planned.read_bytes:,} bytes and writes about as many; it needs about {planned.seconds:,.0f} s and at "
+        f"most {planned.local_bytes:,} bytes of local disk",
         f"rewrites the newest commit, of batch {planned.batch}, and the state schema: it appends no batch",
     ]
     if planned.half_done is not None:

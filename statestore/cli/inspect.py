@@ -40,8 +40,9 @@ from statestore.query_metrics import QueryMetrics
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     """Show each store of a checkpoint. inspect only reads.
 
-    For each store, it shows the snapshot from which a restart begins (base) and the changelogs that a restart replays
-    (tail). It also shows the predicted time to replay the tail (restore s), and the number and size of the files.
+    The head is the newest committed version of a store. For each store, inspect shows the snapshot from which a restart
+    begins (base) and the changelogs that a restart replays (tail). It also shows the predicted time to replay the tail
+    (restore s), and the number and size of the files.
     """
     if lineage is not None:
         _show_lineage(root, lineage, output)

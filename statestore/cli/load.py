@@ -82,9 +82,10 @@ def load(
     stateful operators. Another Spark release may have written the savepoint, and ROOT may have another number of
     partitions. Start the query of ROOT for one batch and stop it, so that ROOT has the schemas of its operators.
 
-    load replaces all rows of all stores of ROOT, and its watermark. It writes one snapshot for each store, reads it back
-    and compares all rows. Then it appends one batch without rows to the offset log and the commit log. For the state root
-    of a job on pipelines, it rewrites the newest commit instead.
+    load writes the rows of the savepoint into the stores of ROOT, and replaces its watermark. If a store has rows, for
+    example those of that first batch, load is rejected without --replace-state. It writes one snapshot for each store,
+    reads it back and compares all rows. Then it appends one batch without rows to the offset log and the commit log.
+    For the state root of a job on pipelines, it appends no batch and rewrites the newest commit.
 
     If the query writes files with Spark's file sink, add --file-sink: the output needs an entry for the appended batch.
     """
@@ -156,8 +157,8 @@ def _lines(planned: RewritePlan, goal: Load) -> list[str]:
     assert planned.batch is not None
     is_own = planned.origin is Origin.OWN
     lines = [
-        f"loads {planned.rows:,} rows from {planned.read_bytes:,} bytes; it needs about {planned.seconds:,.1f} s and at "
-        f"most {planned.local_bytes:,} bytes of local disk",
+        f"loads {planned.rows:,} rows from {planned.read_bytes:,} bytes; it needs about {planned.seconds:,.1f} s and "
+        f"at most {planned.local_bytes:,} bytes of local disk",
         f"rewrites the newest commit, of batch {planned.batch}: it appends no batch"
         if is_own
         else f"appends batch {planned.batch + 1}, which has no rows: a sink never receives this batch",
