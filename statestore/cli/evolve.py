@@ -49,7 +49,7 @@ def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execut
     store by a new snapshot. It reads the snapshot back and compares its rows. Then start the job with an operator that
     declares the new columns.
 
-    FILE has one table for each changed store. An operator with one store calls it default:
+    FILE has one TOML table, [stores.NAME], for each changed store. The only store of an operator has the name default:
 
     \b
       [stores.default]

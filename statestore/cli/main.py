@@ -49,9 +49,9 @@ def main(config: Path | None) -> None:
     The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
     add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml.
 
-    The default mode does not limit repair, rewind, switch, rescale, convert, edit, load, evolve and claim. But if
-    statekeeper.toml sets the mode observe or snapshots for ROOT, these commands only show their plans: --apply, --undo
-    and --abort are rejected.
+    Only a mode that statekeeper.toml sets for ROOT limits repair, rewind, switch, rescale, convert, edit, load, evolve and
+    claim. With observe or snapshots there, --apply, --undo and --abort are rejected. If statekeeper.toml sets no mode,
+    these commands are allowed, although the default mode of a native query is observe.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.

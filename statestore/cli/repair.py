@@ -92,11 +92,11 @@ def repair(
     cannot read.
 
     In structure V2, each changelog lists the versions before it: its lineage. If Spark rejects a lineage as too long,
-    or if a snapshot is lost, repair cannot help. If the newest version can still be loaded, stop the query and take a
-    new snapshot of each store:
+    or if a snapshot is lost, repair cannot help. If the newest version can still be loaded, take a new snapshot of each
+    store. In structure V1, first stop the query, and add --confirm-stopped:
 
     \b
-        statekeeper snapshot ROOT --at-head --mode snapshots --confirm-stopped
+        statekeeper snapshot ROOT --at-head --mode snapshots
 
     If the newest version cannot be loaded, restore the file from a backup, or run rewind.
     """

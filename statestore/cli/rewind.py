@@ -54,15 +54,15 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
 @click.option(
     "--sink",
     metavar="URL",
-    help="The Delta table that the query writes. The plan then shows the SQL command that restores the table to the same "
-    "batch. Rewind does not change the table.",
+    help="The Delta table that the query writes. The plan then shows the SQL command that restores the table to the "
+    "same batch. Rewind does not change the table.",
 )
 @click.option("--query-id", metavar="UUID", help="The new query id. Default: a random id.")
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="Keep the query id. Danger: if a Delta table already has later batches of this query, the table skips new batches "
-    "with the same numbers, and their rows are lost.",
+    help="Keep the query id. Danger: if a Delta table already has later batches of this query, the table skips new "
+    "batches with the same numbers, and their rows are lost.",
 )
 @click.option(
     "--apply", is_flag=True, help="Execute the plan. Each file that rewind removes or changes is kept in quarantine."
@@ -101,8 +101,8 @@ def rewind(
     With --apply, rewind moves the state, offsets and commits of later batches to quarantine. The query gets a new id unless
     you add --keep-query-id.
 
-    A job on pipelines has two folders: the checkpoint of Spark and the state
-    root. Rewind both folders, with the same --to-batch and the same --query-id.
+    A job on pipelines has two folders: the checkpoint of Spark and the state root. Rewind both folders to the same
+    batch. The first command prints the new query id: give it to the second with --query-id.
     """
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()

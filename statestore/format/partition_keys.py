@@ -141,8 +141,8 @@ def require_partition(hashes: Hashes, rule: PartitionRule, partitions: int) -> N
             rule.operator,
             rule.store,
             rule.family,
-            f"row {row} is in partition {rule.store.partition}, but Spark assigns its key to partition {placed[row]} of "
-            f"{partitions}",
+            f"row {row} is in partition {rule.store.partition}, but by the known rule, its key belongs to partition "
+            f"{placed[row]} of {partitions}",
         )
 
 
@@ -286,8 +286,8 @@ def _hashed(keys: pa.Table, columns: PartitionColumns) -> pa.Table:
 def _unknown(operator: str, store: StorePath, family: str | None, reason: str) -> UnknownPartitioning:
     of_family = "" if family is None else f", family {family}"
     return UnknownPartitioning(
-        f"operator {store.operator} ({operator or 'without metadata'}), store {store.store}{of_family}: {reason}; its rows "
-        "cannot be moved to other partitions",
+        f"operator {store.operator} ({operator or 'without metadata'}), store {store.store}{of_family}: {reason}; its "
+        "rows cannot be moved to other partitions",
         path=str(store),
         hint=_HINT,
     )

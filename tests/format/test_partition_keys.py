@@ -154,7 +154,9 @@ def test_rows_in_another_partition_than_their_keys_are_rejected() -> None:
     here = partitions_of(hashes, 2) == 1
     require_partition(hashes[here], rule, 2)
     require_partition(hashes[:0], rule, 2)
-    with pytest.raises(UnknownPartitioning, match="is in partition 1, but Spark assigns its key to partition 0 of 2"):
+    with pytest.raises(
+        UnknownPartitioning, match="is in partition 1, but by the known rule, its key belongs to partition 0 of 2"
+    ):
         require_partition(hashes, rule, 2)
 
 

@@ -115,7 +115,8 @@ def test_rows_that_spark_partitions_by_some_of_the_key_columns_are_rejected(
     with opened(contents, store, of_store, scratch=tmp_path, clock=SystemClock(), ids=RandomIds()) as rows:
         [pairs] = rows.pairs()
     with pytest.raises(
-        UnknownPartitioning, match=f"is in partition 0, but Spark assigns its key to partition . of {PARTITIONS}"
+        UnknownPartitioning,
+        match=f"is in partition 0, but by the known rule, its key belongs to partition . of {PARTITIONS}",
     ):
         require_partition(key_hashes(pairs.keys, rules[None]), rules[None], PARTITIONS)
 
