@@ -207,7 +207,7 @@ def test_a_claim_detects_a_batch_that_the_former_job_begins_during_the_claim(
 def test_a_state_root_is_not_the_checkpoint_of_a_query(query: Query, root: Storage, tmp_path: Path, place: str) -> None:
     cloned(root, open_storage(str(tmp_path / "another root")), query.folder, new_query=True)
     before = contents(root)
-    with pytest.raises(RefusedAsUnsafe, match="not the checkpoint of a query; nothing was written"):
+    with pytest.raises(RefusedAsUnsafe, match="so it cannot be the checkpoint of the query; nothing was written"):
         claimed(root, open_storage(str(tmp_path / place)))
     assert contents(root) == before
     assert audited(root).findings == ()

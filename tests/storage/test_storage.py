@@ -300,7 +300,7 @@ def test_a_path_outside_of_the_root_is_rejected(storage: Storage, path: str, tmp
         lambda: storage.list(path or "a/"),
         lambda: storage.folders(path or "a/"),
     ):
-        with pytest.raises(ValueError, match="not a valid path in a state root"):
+        with pytest.raises(ValueError, match="not a valid path in a checkpoint"):
             act()
     assert storage.requests.snapshot() == RequestCounts()
 
