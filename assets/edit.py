@@ -1,29 +1,19 @@
 """The asset `edit`: deletes keys or corrects rows of the state when a person launches it."""
 
 from collections.abc import Iterator
-from enum import Enum
 
 import dagster as dg
 from pydantic import Field
 
 from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_EDITED
-from assets.launches import Action, Launch, StoppedQuery, launched
+from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
 from statestore.maintenance import passes
 from statestore.maintenance.edits.tables import edit_of
 from statestore.switch_journal import RewriteKind
-
-
-class DoEdit(Enum):
-    """The action of a launch."""
-
-    PLAN = "plan"
-    APPLY = "apply"
-    ABORT = "abort"
-    UNDO = "undo"
 
 
 class EditState(StoppedQuery):
@@ -45,8 +35,8 @@ class EditState(StoppedQuery):
         description="A table with rows to insert, or to replace the rows with the same keys. It has all columns of key and "
         "value.",
     )
-    do: DoEdit = Field(
-        default=DoEdit.PLAN,
+    do: DoOrUndo = Field(
+        default=DoOrUndo.PLAN,
         description="PLAN shows the plan. APPLY executes it or completes an interrupted edit. ABORT reverses an "
         "interrupted edit, UNDO a completed one.",
     )
@@ -81,15 +71,15 @@ def _editing(config: EditState) -> Action:
     def action(launch: Launch) -> tuple[metadata.Metadata, str | None]:
         storage, policies, by, report = launch.query.storage, launch.query.policies, launch.by, launch.report
         run, scratch, stopped = launch.run, launch.scratch, config.confirm_stopped
-        if config.do is DoEdit.ABORT:
+        if config.do is DoOrUndo.ABORT:
             begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, report, run=run, stopped=stopped)
             return metadata.of_aborted_rewrite(begun), None
-        if config.do is DoEdit.UNDO:
+        if config.do is DoOrUndo.UNDO:
             begun = passes.edit.undo(storage, policies, config.undo_run, by, report, run=run, stopped=stopped)
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         goal = edit_of(config.operator, config.delete, config.delete_keys, config.upsert)
         prepared = passes.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
-        if config.do is DoEdit.PLAN:
+        if config.do is DoOrUndo.PLAN:
             return metadata.of_edit(prepared.plan, is_done=prepared.plan.is_there), None
         prepared = passes.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan

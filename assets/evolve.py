@@ -7,8 +7,7 @@ from pydantic import Field
 
 from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_EVOLVED
-from assets.edit import DoEdit
-from assets.launches import Action, Launch, StoppedQuery, launched
+from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
@@ -25,8 +24,8 @@ class EvolveState(StoppedQuery):
         description="The TOML or JSON file with the changes of value columns by store. The process of the run reads it "
         "from its disk.",
     )
-    do: DoEdit = Field(
-        default=DoEdit.PLAN,
+    do: DoOrUndo = Field(
+        default=DoOrUndo.PLAN,
         description="PLAN shows the plan and the first rows. APPLY executes it or completes an interrupted schema "
         "evolution. ABORT reverses an interrupted one, UNDO a completed one.",
     )
@@ -62,15 +61,15 @@ def _evolving(config: EvolveState) -> Action:
     def action(launch: Launch) -> tuple[metadata.Metadata, str | None]:
         storage, policies, by, report = launch.query.storage, launch.query.policies, launch.by, launch.report
         run, scratch, stopped, kind = launch.run, launch.scratch, config.confirm_stopped, RewriteKind.EVOLVE
-        if config.do is DoEdit.ABORT:
+        if config.do is DoOrUndo.ABORT:
             begun = passes.rewrite.abort(storage, policies, kind, by, report, run=run, stopped=stopped)
             return metadata.of_aborted_rewrite(begun), None
-        if config.do is DoEdit.UNDO:
+        if config.do is DoOrUndo.UNDO:
             begun = passes.rewrite.undo(storage, policies, kind, config.undo_run, by, report, run=run, stopped=stopped)
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         goal = read_schema_file(config.schema_file)
         prepared = passes.rewrite.plan(storage, policies, goal, config.for_spark.spark, scratch=scratch)
-        if config.do is DoEdit.PLAN:
+        if config.do is DoOrUndo.PLAN:
             found = rewrites.preview(storage, prepared.plan, scratch=scratch, clock=by.clock, ids=by.ids)
             return metadata.of_evolution(prepared.plan, found), None
         prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)

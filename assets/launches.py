@@ -31,6 +31,15 @@ class Do(Enum):
     ABORT = "abort"
 
 
+class DoOrUndo(Enum):
+    """The action of a launch of a rewrite that can be reversed after it is complete."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+    ABORT = "abort"
+    UNDO = "undo"
+
+
 class ForSpark(Enum):
     """The Spark release that will run the query, if the checkpoint does not show it."""
 

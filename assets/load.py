@@ -1,14 +1,13 @@
 """The asset `load`: replaces the state by the rows of a savepoint when a person launches it."""
 
 from collections.abc import Iterator
-from enum import Enum
 
 import dagster as dg
 from pydantic import Field
 
 from assets import metadata
 from assets.checks import NOTHING_LEFT_HALF_LOADED
-from assets.launches import Action, Launch, StoppedQuery, launched
+from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
@@ -17,15 +16,6 @@ from statestore.maintenance.rewrites import Load
 from statestore.maintenance.savepoints.saved import read_saved
 from statestore.storage import Storage
 from statestore.switch_journal import RewriteKind
-
-
-class DoLoad(Enum):
-    """The action of a launch."""
-
-    PLAN = "plan"
-    APPLY = "apply"
-    ABORT = "abort"
-    UNDO = "undo"
 
 
 class LoadState(StoppedQuery):
@@ -42,8 +32,8 @@ class LoadState(StoppedQuery):
     file_sink: str | None = Field(
         default=None, description="The output folder, if the query writes files with Spark's file sink."
     )
-    do: DoLoad = Field(
-        default=DoLoad.PLAN,
+    do: DoOrUndo = Field(
+        default=DoOrUndo.PLAN,
         description="PLAN shows the plan. APPLY executes it or completes an interrupted load. ABORT reverses an "
         "interrupted load, UNDO a completed one.",
     )
@@ -82,14 +72,22 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
         def open_other(url: str) -> Storage:
             return fleet.open_destination(url, launch.query)
 
-        if config.do is DoLoad.ABORT:
+        if config.do is DoOrUndo.ABORT:
             begun = passes.rewrite.abort(
                 storage, policies, RewriteKind.LOAD, by, report, run=run, stopped=stopped, open_sink=open_other
             )
             return metadata.of_aborted_rewrite(begun), None
-        if config.do is DoLoad.UNDO:
-            begun = passes.rewrite.undo_load(
-                storage, policies, config.undo_run, by, report, run=run, stopped=stopped, open_sink=open_other
+        if config.do is DoOrUndo.UNDO:
+            begun = passes.rewrite.undo(
+                storage,
+                policies,
+                RewriteKind.LOAD,
+                config.undo_run,
+                by,
+                report,
+                run=run,
+                stopped=stopped,
+                open_sink=open_other,
             )
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         source = open_other(config.savepoint)
@@ -103,7 +101,7 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
             file_sink=config.file_sink,
             open_sink=open_other,
         )
-        if config.do is DoLoad.PLAN:
+        if config.do is DoOrUndo.PLAN:
             return metadata.of_load(prepared.plan, is_done=False), None
         prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan

@@ -107,8 +107,8 @@ def load(
                 storage, policies, RewriteKind.LOAD, by, tell, run=run, stopped=stopped, open_sink=open_other
             )
         else:
-            begun = passes.rewrite.undo_load(
-                storage, policies, undo, by, tell, run=run, stopped=stopped, open_sink=open_other
+            begun = passes.rewrite.undo(
+                storage, policies, RewriteKind.LOAD, undo, by, tell, run=run, stopped=stopped, open_sink=open_other
             )
         was = f"reversed: the state is as it was after batch {begun.batch}"
         output.show({"aborted" if undo is None else "undone": begun.number}, lambda console: console.print(was))

@@ -28,7 +28,7 @@ from statestore.maintenance.rewrites import RewritePlan
 from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
 from statestore.redaction import redacted
-from statestore.storage import Storage
+from statestore.storage import Storage, open_storage
 from statestore.switch_journal import RewriteKind
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
@@ -288,40 +288,25 @@ def undo_rewrite(
     run: str,
     holder: str,
     clock: Clock,
+    open_sink: Callable[[str], Storage] = open_storage,
 ) -> Begun:
-    """Reverse the completed edit or schema evolution of the run `undone`. If this is interrupted, it is half done again.
+    """Reverse the completed edit, load or schema evolution of the run `undone`. If this is interrupted, the rewrite is half
+    done again. `open_sink` opens the output folder of a query with a file sink.
 
-    Raises as `edits.require_reversible`, and the `roll_back` of its package; `HalfSwitched`, `RootHeld`.
+    Raises as the `require_reversible` and `roll_back` of `edits` and `rewrites`; `HalfSwitched`, `RootHeld`.
     """
     with _leased(storage, rewrite.value, run, [{"undo": undone}], holder, clock) as (held, done):
-        completed = edits.require_reversible(storage, undone, rewrite)
-        switch_journal.reopen(storage, completed.begun)
-        roll_back = edits.roll_back if rewrite is RewriteKind.EDIT else rewrites.roll_back
-        roll_back(storage, completed, progress, still_held=held.require)
-        done.append({"undone": completed.begun.number})
-        return completed.begun
-
-
-def undo_load(
-    storage: Storage,
-    undone: str,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    holder: str,
-    clock: Clock,
-    open_sink: Callable[[str], Storage],
-) -> Begun:
-    """Reverse the completed load of the run `undone`. If this is interrupted, the load is half done again.
-
-    Raises as `rewrites.require_reversible` and `rewrites.roll_back`; `HalfSwitched`, `RootHeld`.
-    """
-    with _leased(storage, RewriteKind.LOAD.value, run, [{"undo": undone}], holder, clock) as (held, done):
-        completed = rewrites.require_reversible(storage, undone)
+        if rewrite is RewriteKind.LOAD:
+            completed = rewrites.require_reversible(storage, undone)
+        else:
+            completed = edits.require_reversible(storage, undone, rewrite)
         entry = completed.begun.file_sink
         sink = None if entry is None else open_sink(entry.url)
         switch_journal.reopen(storage, completed.begun)
-        rewrites.roll_back(storage, completed, progress, still_held=held.require, sink=sink)
+        if rewrite is RewriteKind.EDIT:
+            edits.roll_back(storage, completed, progress, still_held=held.require)
+        else:
+            rewrites.roll_back(storage, completed, progress, still_held=held.require, sink=sink)
         done.append({"undone": completed.begun.number})
         return completed.begun
 
@@ -343,8 +328,8 @@ def _reversed(
             raise RefusedAsUnsafe(
                 f"another process has ended the {begun.described} in the meantime; nothing was changed",
                 path=names.switchover(begun.number, "ended"),
-                hint="to reverse a completed switchover, run switch with --to; a completed edit or schema evolution, edit "
-                "or evolve with --undo; another completed rewrite: statekeeper rewind",
+                hint="to reverse a completed switchover, run switch with --to. To reverse a completed edit, load or "
+                "evolve, run it with --undo. To reverse another rewrite, run: statekeeper rewind",
             )
         yield now, held
         done.append({"aborted": begun.number})

@@ -99,9 +99,16 @@ def load_by_python(world: World, *, stopped: bool) -> None:
     rewrite_by_python(goal)(world, stopped=stopped)
 
 
-def undo_load_by_python(world: World, *, stopped: bool) -> None:
-    run, undone = BY.ids.fresh(), ended(world, "undo of load")
-    passes.rewrite.undo_load(world.storage, world.policies, undone, BY, lambda _: None, run=run, stopped=stopped)
+def undo_by_python(rewrite: RewriteKind) -> Attempt:
+    """Return the attempt to reverse a completed load or schema evolution."""
+
+    def attempt(world: World, *, stopped: bool) -> None:
+        run, undone = BY.ids.fresh(), ended(world, f"undo of {rewrite.value}")
+        passes.rewrite.undo(
+            world.storage, world.policies, rewrite, undone, BY, lambda _: None, run=run, stopped=stopped
+        )
+
+    return attempt
 
 
 def saved(world: World) -> str:
@@ -112,13 +119,6 @@ def saved(world: World) -> str:
 def evolve_by_python(world: World, *, stopped: bool) -> None:
     goal = parse_changes(json.loads(evolved_roots.RENAME), "a file")
     rewrite_by_python(goal)(world, stopped=stopped)
-
-
-def undo_evolve_by_python(world: World, *, stopped: bool) -> None:
-    undone, run = ended(world, "undo of evolve"), BY.ids.fresh()
-    passes.rewrite.undo(
-        world.storage, world.policies, RewriteKind.EVOLVE, undone, BY, lambda _: None, run=run, stopped=stopped
-    )
 
 
 def with_file(act: Callable[[str], Attempt]) -> Attempt:
@@ -210,7 +210,7 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ("abort of load", "Python"): abort_by_python(RewriteKind.LOAD),
     ("abort of load", "CLI"): by_command("load", "--abort"),
     ("abort of load", "Dagster"): by_launch("load", do="ABORT"),
-    ("undo of load", "Python"): undo_load_by_python,
+    ("undo of load", "Python"): undo_by_python(RewriteKind.LOAD),
     ("undo of load", "CLI"): lambda world, stopped: by_command("load", "--undo", ended(world, "undo of load"))(
         world, stopped=stopped
     ),
@@ -223,7 +223,7 @@ ATTEMPTS: dict[tuple[str, str], Attempt] = {
     ("abort of evolve", "Python"): abort_by_python(RewriteKind.EVOLVE),
     ("abort of evolve", "CLI"): by_command("evolve", "--abort"),
     ("abort of evolve", "Dagster"): by_launch("evolve", do="ABORT"),
-    ("undo of evolve", "Python"): undo_evolve_by_python,
+    ("undo of evolve", "Python"): undo_by_python(RewriteKind.EVOLVE),
     ("undo of evolve", "CLI"): lambda world, stopped: by_command("evolve", "--undo", ended(world, "undo of evolve"))(
         world, stopped=stopped
     ),

@@ -12,6 +12,7 @@ from statestore.maintenance.rewrites import Load, RewritePlan
 from statestore.maintenance.savepoints.saved import read_saved
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage, open_storage
+from statestore.switch_journal import RewriteKind
 from tests.support.savepoints import saved
 
 FOR_SPARK = Spark.V4_2
@@ -49,12 +50,12 @@ def load(
 
 
 def undo(storage: Storage, run: str, *, clock: Clock | None = None) -> None:
-    runs.undo_load(
+    runs.undo_rewrite(
         storage,
         run,
         lambda _: None,
+        RewriteKind.LOAD,
         run=RandomIds().fresh(),
         holder="a test",
         clock=clock or SystemClock(),
-        open_sink=open_storage,
     )

@@ -189,26 +189,6 @@ def abort(
     return journal.begun
 
 
-def undo_load(
-    storage: Storage,
-    policies: Policies,
-    undone: str,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    open_sink: OpenSink = open_storage,
-) -> Begun:
-    """Reverse the completed load of the run `undone`. `stopped`: as in `execute`.
-
-    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_load`.
-    """
-    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    return runs.undo_load(storage, undone, progress, run=run, holder=by.holder, clock=by.clock, open_sink=open_sink)
-
-
 def undo(
     storage: Storage,
     policies: Policies,
@@ -219,11 +199,14 @@ def undo(
     *,
     run: str,
     stopped: bool,
+    open_sink: OpenSink = open_storage,
 ) -> Begun:
-    """Reverse the completed edit or schema evolution of the run `undone`. `stopped`: as in `execute`.
+    """Reverse the completed edit, load or schema evolution of the run `undone`. `stopped`: as in `execute`.
 
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_rewrite`.
     """
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    return runs.undo_rewrite(storage, undone, progress, rewrite, run=run, holder=by.holder, clock=by.clock)
+    return runs.undo_rewrite(
+        storage, undone, progress, rewrite, run=run, holder=by.holder, clock=by.clock, open_sink=open_sink
+    )
