@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing
+from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, UnknownFormatVersion
 from statestore.format import savepoint_names as names
 from statestore.format.json_object import json_object
 from statestore.format.untrusted import BAD_VALUES, count, digest, partition_count, plain_number, store_name, text
@@ -17,6 +17,8 @@ from statestore.maintenance.savepoints.columns import digest_sum
 from statestore.maintenance.savepoints.record import File, Part, invalid_manifest
 from statestore.origin import Origin
 from statestore.storage import Storage, read_or_none
+
+_FORMAT = 1
 
 Columns = tuple[tuple[str, str, bool], ...]
 """Name, Arrow type and nullability of each column."""
@@ -99,7 +101,7 @@ def read_saved(storage: Storage) -> Saved:
     """Read the manifest, and compare the sizes of all files with it. Requests: one, and a listing.
 
     Raises `NotACheckpoint` without a manifest, `CorruptFile` for an invalid one or a file of another size, `ObjectMissing`
-    for a missing file, `StorageError`.
+    for a missing file, `UnknownFormatVersion` for a manifest of a later release, `StorageError`.
     """
     data = read_or_none(storage, names.MANIFEST)
     if data is None:
@@ -109,7 +111,14 @@ def read_saved(storage: Storage) -> Saved:
             hint="to make one, run: statekeeper savepoint ROOT DESTINATION --rows",
         )
     try:
-        saved = _saved(json_object(data, names.MANIFEST), storage.url, hashlib.sha256(data).hexdigest())
+        body = json_object(data, names.MANIFEST)
+        if count(body["format"]) > _FORMAT:
+            raise UnknownFormatVersion(
+                f"has manifest format {body['format']}; this release knows only format {_FORMAT}; nothing was written",
+                path=names.MANIFEST,
+                hint="upgrade Statekeeper",
+            )
+        saved = _saved(body, storage.url, hashlib.sha256(data).hexdigest())
     except BAD_VALUES as error:
         raise invalid_manifest(error) from error
     present = {entry.path: entry.size_bytes for entry in storage.list(names.ROWS)}
@@ -138,7 +147,7 @@ def columns_of(schema: pa.Schema) -> Columns:
 
 
 def _saved(body: dict[str, Any], url: str, identity: str) -> Saved:
-    if body["format"] != 1:
+    if body["format"] != _FORMAT:
         raise ValueError(f"format {body['format']!r}")
     if "watermark_ms" not in body:
         raise ValueError("an earlier release wrote it without the watermark")
@@ -211,4 +220,10 @@ def _part(body: Mapping[str, Any], folder: str, family: str | None) -> SavedPart
 
 
 def _columns(body: list[dict[str, Any]] | None) -> Columns:
-    return tuple((text(one["name"]), text(one["type"]), bool(one["nullable"])) for one in body or ())
+    return tuple((text(one["name"]), text(one["type"]), _flag(one["nullable"])) for one in body or ())
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{str(value)[:100]!r} is not true or false")
+    return value

@@ -14,7 +14,14 @@ import pytest
 
 from statestore import catalog, switch_journal
 from statestore.clock import RandomIds
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StatekeeperError
+from statestore.errors import (
+    CorruptFile,
+    NotACheckpoint,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
 from statestore.format import logs, names
 from statestore.storage import Storage, open_storage
 from tests.support import rescales
@@ -175,6 +182,11 @@ DAMAGES: dict[str, tuple[Callable[[Storage], None], type[StatekeeperError]]] = {
     "a wrong total": (lambda of: _changed(of, lambda body: body.update(rows=body["rows"] + 1)), CorruptFile),
     "a wrong digest": (lambda of: _changed(of, lambda body: body.update(digest="0" * 32)), CorruptFile),
     "no watermark": (lambda of: _changed(of, lambda body: body.pop("watermark_ms")), CorruptFile),
+    "a later format": (lambda of: _changed(of, lambda body: body.update(format=2)), UnknownFormatVersion),
+    "a text as a flag": (
+        lambda of: _changed(of, lambda body: body["tables"][0]["key_schema"][0].update(nullable="false")),
+        CorruptFile,
+    ),
     "a missing table": (
         lambda of: _changed(of, lambda body: body.update(tables=[], rows=0, digest="0" * 32)),
         RefusedAsUnsafe,
