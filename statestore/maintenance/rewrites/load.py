@@ -49,11 +49,10 @@ def incoming(facts: RewriteFacts, goal: Load, operator: OperatorFacts, store: st
     return tuple(found)
 
 
-def local_bytes(group: StoreGroup, workers: int) -> int:
-    """Return an upper bound of the local disk of a group: its rows, and a file for each worker."""
+def local_bytes(group: StoreGroup) -> int:
+    """Return an upper bound of the local disk of a group: its rows, and all files, because each worker holds one."""
     rows = sum(one.table.state_bytes + _ROW_BYTES * one.table.rows for one in group.incoming)
-    files = [file.bytes for one in group.incoming for part in one.table.parts for file in part.part.files]
-    return _COPIES * rows + sum(sorted(files, reverse=True)[:workers])
+    return _COPIES * rows + sum(one.table.file_bytes for one in group.incoming)
 
 
 def of_load(facts: RewriteFacts, goal: Load) -> Iterator[str]:

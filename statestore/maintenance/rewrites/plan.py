@@ -12,7 +12,6 @@ from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.evolution import Evolve
-from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.rewrites.evolve import evolutions, evolved_groups, of_root
 from statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
 from statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
@@ -131,7 +130,7 @@ def _groups(facts: RewriteFacts, goal: Rescale | Convert | Load) -> Iterator[Sto
 def _local_bytes(groups: tuple[StoreGroup, ...], goal: Goal) -> int:
     """An upper bound of the local disk of the largest group. Groups are rewritten one after another."""
     if isinstance(goal, Load):
-        return max((local_bytes_of_load(group, WORKERS) for group in groups), default=0)
+        return max((local_bytes_of_load(group) for group in groups), default=0)
     sizes = [
         sum(one.base_bytes + _LOCAL_BYTES_PER_TAIL * one.tail_bytes for one in group.sources) * _COPIES
         for group in groups
