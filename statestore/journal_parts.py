@@ -41,7 +41,7 @@ class SchemaChange:
 
 
 Schemas = Mapping[str, SchemaChange]
-"""The changed value schemas, by name of the store."""
+"""The changed value schemas. The keys are the names of the stores."""
 
 
 def invalid(path: str) -> CorruptFile:

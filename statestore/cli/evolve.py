@@ -15,9 +15,9 @@ from statestore.cli.execution import (
     execution_options,
     print_next_step,
     show_plan,
-    store_progress,
     tell,
 )
+from statestore.cli.rewrites import prepared_for
 from statestore.cli.rows import cell
 from statestore.maintenance import passes, records, rewrites
 from statestore.maintenance.evolution import read_schema_file
@@ -73,12 +73,7 @@ def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execut
     storage, by = root.storage, this_process()
     run = by.ids.fresh()
     goal = read_schema_file(schema)
-    prepared = passes.rewrite.plan(storage, root.policies, goal, execution.spark, scratch=execution.scratch)
-    if execution.apply:
-        with store_progress() as progress:
-            prepared = passes.rewrite.execute(
-                storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
-            )
+    prepared = prepared_for(root, goal, by, run=run, execution=execution)
     planned = prepared.plan
     record = records.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:

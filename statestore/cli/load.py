@@ -23,10 +23,10 @@ from statestore.cli.execution import (
     execution_options,
     print_next_step,
     show_plan,
-    store_progress,
     tell,
 )
 from statestore.cli.file_sink import file_sink_lines, file_sink_option
+from statestore.cli.rewrites import prepared_for
 from statestore.maintenance import passes, records
 from statestore.maintenance.rewrites import Load, RewritePlan
 from statestore.maintenance.savepoints.saved import read_saved
@@ -115,20 +115,7 @@ def load(
         return
     source = open_other(savepoint)
     goal = Load(read_saved(source), source, replaces_state)
-    prepared = passes.rewrite.plan(
-        storage,
-        policies,
-        goal,
-        execution.spark,
-        scratch=execution.scratch,
-        file_sink=file_sink,
-        open_sink=open_other,
-    )
-    if execution.apply:
-        with store_progress() as progress:
-            prepared = passes.rewrite.execute(
-                storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
-            )
+    prepared = prepared_for(root, goal, by, run=run, execution=execution, file_sink=file_sink, open_sink=open_other)
     planned = prepared.plan
     record = records.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:

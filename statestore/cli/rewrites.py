@@ -22,9 +22,11 @@ from statestore.cli.execution import (
 )
 from statestore.cli.file_sink import file_sink_lines, file_sink_option
 from statestore.maintenance import passes, records
+from statestore.maintenance.passes import Maintainer
+from statestore.maintenance.passes.rewrite import PreparedRewrite
 from statestore.maintenance.rewrites import Goal, RewritePlan
 from statestore.origin import Origin
-from statestore.storage import Storage
+from statestore.storage import Storage, open_storage
 from statestore.switch_journal import RewriteKind
 
 
@@ -85,20 +87,7 @@ def run_rewrite(
         was = f"reversed: the checkpoint is as it was after batch {begun.batch}"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    prepared = passes.rewrite.plan(
-        storage,
-        policies,
-        goal,
-        execution.spark,
-        scratch=execution.scratch,
-        file_sink=file_sink,
-        open_sink=open_sink,
-    )
-    if execution.apply:
-        with store_progress() as progress:
-            prepared = passes.rewrite.execute(
-                storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
-            )
+    prepared = prepared_for(root, goal, by, run=run, execution=execution, file_sink=file_sink, open_sink=open_sink)
     planned = prepared.plan
     record = records.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:
@@ -106,6 +95,34 @@ def run_rewrite(
         show_plan(output, record, lambda console: _print_plan(console, planned, wording, blocked), blocked)
     done = tables.plain(wording.done(planned))
     output.show({**record, "rewritten": True}, lambda console: console.print(done, soft_wrap=True))
+
+
+def prepared_for(
+    root: Opened,
+    goal: Goal,
+    by: Maintainer,
+    *,
+    run: str,
+    execution: Execution,
+    file_sink: str | None = None,
+    open_sink: Callable[[str], Storage] = open_storage,
+) -> PreparedRewrite:
+    """Plan the rewrite for a goal; with --apply, execute the plan. Raises as `passes.rewrite.plan` and `execute`."""
+    prepared = passes.rewrite.plan(
+        root.storage,
+        root.policies,
+        goal,
+        execution.spark,
+        scratch=execution.scratch,
+        file_sink=file_sink,
+        open_sink=open_sink,
+    )
+    if not execution.apply:
+        return prepared
+    with store_progress() as progress:
+        return passes.rewrite.execute(
+            root.storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
+        )
 
 
 def _print_plan(console: Console, planned: RewritePlan, wording: Wording, blocked: Sequence[str]) -> None:

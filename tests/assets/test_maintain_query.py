@@ -182,10 +182,12 @@ def test_in_mode_observe_a_run_writes_nothing(
 def test_a_run_fails_with_the_name_of_the_lease_holder(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    with lease.held(flights.storage, "gc", run="x", holder="somebody", clock=SystemClock()):
+    with lease.held(flights.storage, "gc", run="x", holder="host:1", clock=SystemClock()):
         result = maintained(definitions, instance)
     assert not result.success
-    assert "somebody holds the lease of this root for the command gc" in str(result.failure_data_for_node("snapshot"))
+    assert "process host:1 holds the lease of this root for the command gc" in str(
+        result.failure_data_for_node("snapshot")
+    )
 
 
 def test_a_root_on_s3_is_maintained_in_the_same_way(

@@ -30,19 +30,9 @@ def require_reversible(storage: Storage, run: str, rewrite: RewriteKind = Rewrit
 
     Raises `RefusedAsUnsafe` otherwise, `CorruptFile`, `StorageError`.
     """
-    verb, noun = rewrite.value, rewrite.noun
-    newest = journal.newest_journal(storage)
-    if newest is None or newest.begun.rewrite is not rewrite or newest.begun.run != run:
-        raise RefusedAsUnsafe(
-            f"run {run} is not the newest rewrite of this checkpoint, or it is no {noun}; {_STAYS}",
-            path=storage.url,
-            hint=f"use the id that `statekeeper {verb} --apply` printed; only the newest rewrite can be reversed",
-        )
+    noun = rewrite.noun
+    newest = journal_of(storage, run, rewrite)
     begun = newest.begun
-    if journal.ending(storage, begun) is Ending.ABORTED:
-        raise RefusedAsUnsafe(
-            f"the {noun} of run {run} is reversed already; {_STAYS}", path=storage.url, hint="no action is needed"
-        )
     batch = catalog.newest_batch(storage)
     commit = read_or_none(storage, names.commits(begun.batch))
     edited = new_commit(begun) if begun.to is Structure.V2 else begun.commit.encode()
@@ -62,6 +52,25 @@ def require_reversible(storage: Storage, run: str, rewrite: RewriteKind = Rewrit
             hint="start the job until it commits this batch, then change the columns with another evolve",
         )
     _require_old_versions(storage, begun)
+    return newest
+
+
+def journal_of(storage: Storage, run: str, rewrite: RewriteKind) -> OpenJournal:
+    """Return the journal of this run. Raises `RefusedAsUnsafe` if it is not the newest rewrite, is of another kind, or is
+    reversed already; `CorruptFile`, `StorageError`."""
+    newest = journal.newest_journal(storage)
+    if newest is None or newest.begun.rewrite is not rewrite or newest.begun.run != run:
+        raise RefusedAsUnsafe(
+            f"run {run} is not the newest rewrite of this checkpoint, or it is no {rewrite.noun}; {_STAYS}",
+            path=storage.url,
+            hint=f"use the id that `statekeeper {rewrite.value} --apply` printed; only the newest rewrite can be reversed",
+        )
+    if journal.ending(storage, newest.begun) is Ending.ABORTED:
+        raise RefusedAsUnsafe(
+            f"the {rewrite.noun} of run {run} is reversed already; {_STAYS}",
+            path=storage.url,
+            hint="no action is needed",
+        )
     return newest
 
 

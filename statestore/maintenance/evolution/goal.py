@@ -45,7 +45,7 @@ class ColumnChanges:
 class Evolve:
     """The goal of other value columns.
 
-    stores   the changes by name of the store
+    stores   the changes; the keys are the names of the stores
     options  the options of the command that state this goal
     """
 

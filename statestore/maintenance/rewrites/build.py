@@ -94,8 +94,7 @@ def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Seq
     if str(found) != str(expected):
         raise CorruptFile(
             f"the rewritten rows of store {group.name} differ from the rows that were read: digest {found}, expected "
-            f"{expected}; "
-            f"nothing was published",
+            f"{expected}; nothing was published",
             path=f"state/{group.operator}",
             hint="reverse the rewrite with --abort, and report this error",
         )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from statestore import catalog
-from statestore import switch_journal as journal
 from statestore.errors import RefusedAsUnsafe
 from statestore.format import names
 from statestore.maintenance import snapshot
 from statestore.maintenance.edits.own_rows import require_no_attempt
-from statestore.maintenance.edits.undo import old_heads
+from statestore.maintenance.edits.undo import journal_of, old_heads
 from statestore.maintenance.rewrites.commit import is_committed
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
-from statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
+from statestore.switch_journal import Begun, OpenJournal, RewriteKind
 
 _STAYS = "nothing was changed"
 
@@ -21,16 +20,8 @@ def require_reversible(storage: Storage, run: str) -> OpenJournal:
     """Return the journal of a completed load that can be reversed: it is the newest rewrite, the query has not begun a
     batch since, and the versions before it can be loaded. Raises `RefusedAsUnsafe` otherwise, `CorruptFile`,
     `StorageError`."""
-    newest = journal.newest_journal(storage)
-    if newest is None or newest.begun.rewrite is not RewriteKind.LOAD or newest.begun.run != run:
-        raise RefusedAsUnsafe(
-            f"run {run} is not the newest rewrite of this checkpoint, or it is not a load; {_STAYS}",
-            path=storage.url,
-            hint="use the id that `statekeeper load --apply` printed; only the newest rewrite can be reversed",
-        )
+    newest = journal_of(storage, run, RewriteKind.LOAD)
     begun = newest.begun
-    if journal.ending(storage, begun) is Ending.ABORTED:
-        raise RefusedAsUnsafe(f"the load of run {run} is reversed already; {_STAYS}", path=storage.url)
     is_own = origin_of(storage) is Origin.OWN
     head = begun.batch if is_own else begun.batch + 1
     batch, started = catalog.newest_batch(storage), catalog.newest_begun(storage)

@@ -49,9 +49,14 @@ def made(storage: Storage, folder: Path, progress: Progress, *, with_ids: bool =
     return query
 
 
+def read(newest: Mapping[str, int | None], source: str) -> int:
+    """Return the number of entries that a source has read."""
+    last = newest[source]
+    return 0 if last is None else last + 1
+
+
 def expected(newest: Mapping[str, int | None]) -> list[str]:
-    of_source = {source: -1 if entry is None else entry for source, entry in sorted(newest.items())}
-    return [f"{names.SOURCES}/{source}/{entry}" for source, last in of_source.items() for entry in range(last + 1)]
+    return [f"{names.SOURCES}/{source}/{entry}" for source in sorted(newest) for entry in range(read(newest, source))]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_copies_and_rewinds_have_the_entries_of_each_named_file_source(
         assert entries(copy) == expected(progress[batch])
     needs = planned(source, 4, tmp_path).gathered.sources
     assert [need.needs for need in needs] == [
-        f"the {progress[7][name] - progress[4][name]} files that later batches have read"  # type: ignore[operator]
+        f"the {read(progress[7], name) - read(progress[4], name)} files that later batches have read"
         for name in progress[4]
     ]
     run = rewound(source, 4, tmp_path)
