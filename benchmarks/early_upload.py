@@ -23,6 +23,7 @@ from pipelines.operator import StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskReport
 from pipelines.task import TaskPlan, _Task
+from statestore.batch_times import BatchTimes
 from statestore.commit_metrics import CommitMetrics
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
@@ -155,6 +156,7 @@ def _run_task(spec: StorageSpec, folder: Path, part_bytes: int, seed: int) -> li
         structure=Structure.V2,
         batch_log=None,
         limits=StoreLimits(part_bytes=part_bytes),
+        times=BatchTimes(batch=0, time_ms=0),
         sweep=SweepLimits(),
         output=reports,
     )

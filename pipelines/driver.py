@@ -31,10 +31,11 @@ from pipelines.operator_job import run_to_files
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.report_channel import AttemptReporter, ReportChannel
-from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest
+from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest, latest_event_ms
 from pipelines.sinks import Attempt, FileSink, Sink, TracedSink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
+from pipelines.stored import store_schemas
 from pipelines.task import TaskPlan
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
@@ -173,13 +174,15 @@ class BatchDriver:
             held = self._look_at_sink(root, query_id, batch)
             if held is not None:
                 outcome = Outcome.TAKEN_FROM_SINK
-                ids = self._taken_over(root, self._pending_of(root, query_id, batch, held, outer.sources))
+                taken = self._pending_of(root, query_id, batch, held, outer.sources)
+                ids, watermark_ms = self._taken_over(root, taken), max(begin.times.watermark_ms, taken.watermark_ms)
             else:
                 outcome = Outcome.COMPUTED
                 self._keep_lineage_short(batch)
                 partitions, mine, attempts = self._compute_and_write(root, rows, query_id, batch, begin, outer.sources)
-                ids, notes = self._settled_with_sink(root, query_id, batch, mine, outer.sources)
-            root.commit(batch, ids)
+                chosen, notes = self._settled_with_sink(root, query_id, batch, mine, outer.sources)
+                ids, watermark_ms = chosen.ids, max(begin.times.watermark_ms, chosen.watermark_ms)
+            root.commit(batch, ids, watermark_ms=watermark_ms)
             tails = [store.commit.tail_changelogs for report in partitions for store in report.stores]
             self._tail_changelogs = max(tails, default=None)
         self._enter(batch, Phase.COMMITTED)
@@ -199,7 +202,7 @@ class BatchDriver:
 
     def _bound_root(self, query_id: str, batch: int) -> StateRoot:
         if self._root is None:
-            schemas = self._operator.store_schemas(self._row_columns)
+            schemas = store_schemas(self._operator, self._row_columns)
             wanted = Binding(
                 root_id="",
                 query_id=query_id,
@@ -316,6 +319,7 @@ class BatchDriver:
             structure=root.structure,
             sink=self._sink_position,
             initial=initial_digest(reports),
+            watermark_ms=ready.times.next_watermark_ms(latest_event_ms(reports), self._operator.lateness_ms),
         )
         changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
         began = self._clock.monotonic_seconds()
@@ -361,6 +365,7 @@ class BatchDriver:
             rewrites=root.rewrites(attempt.batch),
             structure=root.structure,
             batch_log=part_of(self._log, attempt.attempt, partitions * len(ready.bases)),
+            times=ready.times,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             output=output,
@@ -377,13 +382,13 @@ class BatchDriver:
 
     def _settled_with_sink(
         self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]
-    ) -> tuple[Mapping[int, tuple[str, ...]], tuple[str, ...]]:
-        """Return the ids to commit. The sink decides: it skips this write if another driver was first."""
+    ) -> tuple[Pending, tuple[str, ...]]:
+        """Return the attempt to commit. The sink decides: it skips this write if another driver was first."""
         if not self._sink.supports_exactly_once:
-            return mine.ids, ()
+            return mine, ()
         held = self._sink.held(query_id, batch)
         if held == mine.attempt:
-            return mine.ids, ()
+            return mine, ()
         if held is None:
             raise SinkConflict(
                 f"the job wrote batch {batch} to the sink, but the sink does not contain it; the batch was not committed",
@@ -391,7 +396,7 @@ class BatchDriver:
             )
         note = f"batch {batch}: the sink has another driver's attempt {held} instead of {mine.attempt}"
         self._warn(f"{note}; two drivers run this query, stop one")
-        return self._pending_of(root, query_id, batch, held, sources).ids, (note,)
+        return self._pending_of(root, query_id, batch, held, sources), (note,)
 
     def _taken_over(self, root: StateRoot, pending: Pending) -> Mapping[int, tuple[str, ...]]:
         """Return the ids of an attempt of an earlier run, and record the current position of the sink: else the next run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.group_stores import PlacedKeys
+from pipelines.keyed_state import KeyedState
 from pipelines.operator import StatefulOperator
 from pipelines.results import null_in
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import WrongInitial
 from statestore.format.state_rows import encode_keys, encode_values
-from statestore.store import StateStore
 
 INPUT = -1
 """The kind of an input row. The kind of an initial row is the number of its store."""
@@ -55,7 +56,7 @@ class InitialRows:
                     rows, kind = batch.slice(start, end - start), int(kinds[start])
                     yield kind, rows.select(range(own)) if kind == INPUT else rows
 
-    def put(self, kind: int, rows: pa.RecordBatch, partition: int, stores: Mapping[str, StateStore]) -> None:
+    def put(self, kind: int, rows: pa.RecordBatch, partition: int, state: KeyedState) -> None:
         """Write the rows of one kind and partition, sorted by key, into their store. Raises `WrongInitial`."""
         name = self._columns.stores[kind]
         values_at = len(self._row_columns) + 2
@@ -82,8 +83,10 @@ class InitialRows:
         groups = rows.column(len(self._row_columns)).to_numpy()
         encoded = encode_keys(groups, key_rows)
         self._require_unique(name, encoded, key_rows)
-        values = encode_values(_cast(given, schema))
-        stores[name].put(encoded, values)
+        value_rows = _cast(given, schema)
+        state.put_new(name, PlacedKeys.of_partition(encoded, partition), value_rows)
+        # The digest is of the given rows: the time of their expiry is not part of them.
+        values = encode_values(value_rows)
         prefix = bytes([kind])
         pairs = zip(encoded.to_pylist(), values.to_pylist(), strict=True)
         digest = self.digests.setdefault(partition, RowsDigest())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -12,11 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.binding import StoreSchema
+from pipelines.times import TimeKind, Ttl, kind_of, milliseconds, require_timestamp
 from statestore.errors import SchemaMismatch
 from statestore.format.names import DEFAULT_STORE
-from statestore.format.state_rows import key_schema
-from statestore.format.types import check_supported, spark_schema_json
+from statestore.format.types import check_supported
 
 
 class Frames(Enum):
@@ -26,6 +26,10 @@ class Frames(Enum):
     PANDAS = "pandas.DataFrame"
 
 
+TIMER_COLUMN = "at"
+"""The column of a table of timers that has the time."""
+
+
 @dataclass(frozen=True)
 class Update:
     """Result of an update function.
@@ -33,6 +37,8 @@ class Update:
     output    one table with the columns of the output schema; any number of rows
     state     key columns and value columns of the keys with new state; each key at most once
     deleted   key columns of the keys whose state is deleted
+    timers    key columns and the column `at` of the keys with a new timer, a timestamp; null deletes the timer of the key.
+              A key has one timer, and the newest one replaces it. Keys that are not in the table keep theirs
 
     With several named stores, `state` and `deleted` are mappings: name of the store -> table.
     """
@@ -40,12 +46,19 @@ class Update:
     output: Any
     state: Any = None
     deleted: Any = None
+    timers: Any = None
 
 
-UpdateFunction = Callable[[Any, Any], Update]
-"""`update(rows, state) -> Update`. `rows`: all rows of the batch for some whole keys, sorted by key, then by the order
-columns. `state`: key and value columns of these keys, without keys that have no state (a mapping by name with several
-stores). The function must be deterministic: another attempt of the batch must compute the same result."""
+UpdateFunction = Callable[..., Update]
+"""`update(rows, state) -> Update` or `update(rows, state, batch) -> Update`. `rows`: all rows of the batch for some whole
+keys, sorted by key, then by the order columns. `state`: key and value columns of these keys, without keys that have no
+state (a mapping by name with several stores). `batch`: a `Batch` with the times of the batch. The function must be
+deterministic: another attempt of the batch must compute the same result."""
+
+TimerFunction = Callable[..., Update]
+"""`on_timer(keys, state, batch) -> Update`. `keys`: the key columns and the time `at` of timers that are due, sorted by
+key. `state`: their state, as for an update function. A timer fires once: it is deleted, unless the function returns a new
+one. Each key gets its rows before its timer. The state and output of both are committed together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +67,15 @@ class Pieces:
 
     A key is hot if a batch has more than `hot_key_rows` rows or `hot_key_bytes` of it. `split_hot_keys` passes its rows in
     several calls, in order; each call gets the state of the previous one. Otherwise the batch fails with `HotKey`.
+
+    A batch deletes at most `expired_rows` expired rows of each partition and store. The next batches delete the others.
     """
 
     rows: int = 65_536
     size_bytes: int = 32 * 1024 * 1024
     hot_key_rows: int = 500_000
     hot_key_bytes: int = 64 * 1024 * 1024
+    expired_rows: int = 100_000
     split_hot_keys: bool = False
 
 
@@ -73,7 +89,17 @@ class StatefulOperator:
     output     columns of the output
     update     see `UpdateFunction`
 
-    Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for duplicate names.
+    event_time         the column of the rows with their event time, a timestamp without nulls. It gives the watermark
+    allowed_lateness   how much later than later rows a row may arrive, such as "10m". The watermark of a batch is the
+                       latest event time of earlier batches less this, and never falls. Rows up to the watermark of the
+                       previous batch are late: they are dropped and counted, as Spark does (SPARK-40925)
+    late_by            the column that tells if a row is late, if it is not the event time: the end of the window of a row
+    ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
+    timers             the clock of the timers, see `TimeKind`; None without timers
+    on_timer           called for the timers that are due, see `TimerFunction`
+
+    Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for duplicate names and
+    for declarations of time that do not fit together.
     """
 
     keys: Sequence[str]
@@ -84,6 +110,12 @@ class StatefulOperator:
     update: UpdateFunction
     frames: Frames = Frames.ARROW
     pieces: Pieces = field(default_factory=Pieces)
+    event_time: str | None = None
+    allowed_lateness: str | dt.timedelta = "0s"
+    late_by: str | None = None
+    ttl: Ttl | Mapping[str, Ttl] | None = None
+    timers: TimeKind | str | None = None
+    on_timer: TimerFunction | None = None
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -94,6 +126,7 @@ class StatefulOperator:
             if clash:
                 raise SchemaMismatch(f"store {name!r}: {sorted(clash)} are both key and value columns")
         check_supported(self.output)
+        _require_times(self)
 
     @property
     def stores(self) -> Mapping[str, pa.Schema]:
@@ -109,9 +142,65 @@ class StatefulOperator:
         """Return the key columns of the state. They are always nullable, because the source may become nullable later."""
         return pa.schema([row_columns.field(name).with_nullable(True) for name in self.keys])
 
-    def store_schemas(self, row_columns: pa.Schema) -> tuple[StoreSchema, ...]:
-        """Return the schemas to which a root is bound. Raises `UnsupportedType` for a key column."""
-        key_columns = self.key_columns(row_columns)
-        check_supported(key_columns, key=True)
-        key_json = spark_schema_json(key_schema(key_columns))
-        return tuple(StoreSchema(name, key_json, spark_schema_json(values)) for name, values in self.stores.items())
+    @property
+    def lateness_ms(self) -> int:
+        """Return `allowed_lateness` in ms."""
+        return milliseconds(self.allowed_lateness, "allowed_lateness")
+
+    @property
+    def ttls(self) -> Mapping[str, Ttl]:
+        """Return name of the store -> its TTL, for the stores with one, in the order of the stores."""
+        given = {DEFAULT_STORE: self.ttl} if isinstance(self.ttl, Ttl) else self.ttl or {}
+        return {name: given[name] for name in self.stores if name in given}
+
+
+def _require_times(operator: StatefulOperator) -> None:
+    """Raise `SchemaMismatch` for declarations of time that do not fit together."""
+    _ = operator.lateness_ms
+    if operator.timers is not None:
+        kind_of(operator.timers, "`timers`")
+    if (operator.timers is None) != (operator.on_timer is None):
+        raise SchemaMismatch(
+            "the operator has only one of `timers` and `on_timer`", hint='declare both, such as timers="event"'
+        )
+    if operator.timers is not None and TIMER_COLUMN in operator.keys:
+        raise SchemaMismatch(
+            f"a key column is named {TIMER_COLUMN!r}, the column of a timer's time", hint="rename the key column"
+        )
+    if operator.late_by is not None and operator.event_time is None:
+        raise SchemaMismatch(
+            "the operator has `late_by`, but no `event_time`", hint="declare the column of the event time"
+        )
+    _require_ttls(operator)
+    if operator.event_time is None and TimeKind.EVENT in [
+        operator.timers,
+        *(ttl.kind for ttl in operator.ttls.values()),
+    ]:
+        raise SchemaMismatch(
+            "timers or a TTL by event time, but the operator has no `event_time`",
+            hint="declare the column of the event time",
+        )
+
+
+def _require_ttls(operator: StatefulOperator) -> None:
+    if isinstance(operator.ttl, Mapping):
+        unknown = sorted(set(operator.ttl) - set(operator.stores))
+        if unknown:
+            raise SchemaMismatch(
+                f"`ttl` names the stores {unknown}, which the operator does not have",
+                hint=f"its stores are: {', '.join(operator.stores)}",
+            )
+    elif isinstance(operator.ttl, Ttl) and not operator.has_one_store:
+        raise SchemaMismatch(
+            "`ttl` is one TTL, but the operator has several stores", hint="use a dict from store name to Ttl"
+        )
+    for name, ttl in operator.ttls.items():
+        values = operator.stores[name]
+        if ttl.column is None:
+            continue
+        if ttl.column not in values.names:
+            raise SchemaMismatch(
+                f"store {name!r} has no column {ttl.column!r}, from which its TTL counts",
+                hint=f"its columns are: {', '.join(values.names)}",
+            )
+        require_timestamp(values.field(ttl.column).type, f"store {name!r}: the column {ttl.column!r} of the TTL")

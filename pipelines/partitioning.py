@@ -50,6 +50,10 @@ class Partitioning:
         """Return the partition of each key group; shape (rows,)."""
         return KeyGroups(self.key_groups).partitions_of(key_groups, self.partitions)
 
+    def groups_of(self, partition: int) -> range:
+        """Return the key groups of a partition."""
+        return KeyGroups(self.key_groups).groups_of(partition, self.partitions)
+
     def split(
         self, batches: Iterable[pa.RecordBatch], task: int, key_group: int, *, together: int = TOGETHER
     ) -> Iterator[tuple[range, Iterator[pa.RecordBatch]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,9 +20,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
 from pipelines.batch_log import LogLayout
+from pipelines.event_time import require_event_time
 from pipelines.initial import InitialState
 from pipelines.operator import Frames, StatefulOperator
+from pipelines.partition_group import takes_batch
 from pipelines.partitioning import GROUP_COLUMN
+from pipelines.stored import require_free_stores, store_schemas
 from pipelines.task import MARKER_COLUMN, TAG_COLUMN
 from statestore import catalog
 from statestore.binding import Binding
@@ -106,7 +109,8 @@ def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
                 hint="cast or drop it before the operator",
             ) from error
     columns = pa.schema(fields)
-    operator.store_schemas(columns)
+    require_event_time(operator, columns)
+    store_schemas(operator, columns)
     return columns
 
 
@@ -130,14 +134,11 @@ def require_usable(operator: StatefulOperator) -> None:
             raise UnsupportedEnvironment(
                 "Frames.PANDAS needs pandas, which is not installed", hint="install pandas, or use Frames.ARROW"
             ) from error
-    try:
-        inspect.signature(operator.update).bind(None, None)
-    except TypeError as error:
-        raise UnusableFunction(
-            f"the update function does not take two arguments: {error}", hint="declare it as update(rows, state)"
-        ) from error
-    except ValueError:
-        pass  # functions written in C can lack a signature
+    require_free_stores(operator)
+    if not takes_batch(operator.update):
+        _require_arguments(operator.update, 2, "the update function", "update(rows, state)")
+    if operator.on_timer is not None:
+        _require_arguments(operator.on_timer, 3, "on_timer", "on_timer(keys, state, batch)")
     try:
         cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -145,6 +146,18 @@ def require_usable(operator: StatefulOperator) -> None:
             f"the update function cannot be sent to Spark's workers: {' '.join(str(error).split())}",
             hint="create objects that cannot be pickled (session, lock, connection, open file) inside the function",
         ) from error
+
+
+def _require_arguments(function: Callable[..., Any], count: int, what: str, declared: str) -> None:
+    try:
+        inspect.signature(function).bind(*(None,) * count)
+    except TypeError as error:
+        number = {2: "two", 3: "three"}[count]
+        raise UnusableFunction(
+            f"{what} does not take {number} arguments: {error}", hint=f"declare it as {declared}"
+        ) from error
+    except ValueError:
+        pass  # functions written in C can lack a signature
 
 
 def require_trigger(trigger: Mapping[str, Any] | None) -> None:
@@ -190,7 +203,7 @@ def require_root(
         query_id=query_id or "a new query",
         partitions=1,
         key_groups=1,
-        stores=operator.store_schemas(columns),
+        stores=store_schemas(operator, columns),
         initial=initial is not None,
     )
     require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)

@@ -33,12 +33,29 @@ class StoreReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeCounts:
+    """What time did in a partition.
+
+    late_rows        rows that arrived too late, and were dropped
+    fired_timers     timers that were due
+    expired_rows     rows of the state that were deleted because they had expired
+    latest_event_ms  the latest event time of the rows of the partition, or of others of its task; None without rows
+    """
+
+    late_rows: int = 0
+    fired_timers: int = 0
+    expired_rows: int = 0
+    latest_event_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionReport:
     """Report of one partition after its commits.
 
     host                the place of the partition's local copies: the machine's name and the operator's folder on it
     peak_memory_bytes   peak memory of the worker's process
     initial             the initial rows of the partition, in batch 0
+    times               what time did in the partition
     """
 
     partition: int
@@ -47,6 +64,7 @@ class PartitionReport:
     stores: tuple[StoreReport, ...]
     peak_memory_bytes: int
     initial: RowsDigest | None = None
+    times: TimeCounts = TimeCounts()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +123,11 @@ def checked(
                     hint="restart the query: it runs the batch again",
                 )
     return [chosen[task] for task in range(partitioning.tasks)]
+
+
+def latest_event_ms(reports: Sequence[PartitionReport]) -> int | None:
+    """Return the latest event time of the rows of a batch; None without rows or without event time."""
+    return max((ms for report in reports if (ms := report.times.latest_event_ms) is not None), default=None)
 
 
 def initial_digest(reports: Sequence[PartitionReport]) -> str | None:

@@ -26,16 +26,19 @@ import pyarrow as pa
 
 from pipelines.assignments import Assignments
 from pipelines.data_files import DataFile, OutputFiles
+from pipelines.group_stores import Stores
 from pipelines.initial_rows import InitialColumns, InitialRows
 from pipelines.operator import StatefulOperator
-from pipelines.partition_group import PartitionGroup, Stores
+from pipelines.partition_group import PartitionGroup
 from pipelines.partitioning import Partitioning
 from pipelines.reports import PartitionReport, Reported, StoreReport, TaskFailure, TaskReport, tag_of
+from pipelines.stored import stored
+from statestore.batch_times import BatchTimes
 from statestore.clock import Ids, RandomIds, SystemClock
 from statestore.engine.rows_digest import RowsDigest
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
-from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongInitial, WrongResult
+from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongInitial, WrongInput, WrongResult
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
@@ -84,6 +87,7 @@ class TaskPlan:
     rewrites: Mapping[int, str]
     structure: Structure
     batch_log: BatchLogPart | None
+    times: BatchTimes
     limits: StoreLimits
     sweep: SweepLimits
     output: OutputFiles | Reporter
@@ -98,7 +102,7 @@ class TaskPlan:
         task = _Task(self, context.partitionId())
         try:
             yield from task.run(batches)
-        except (HotKey, LineageCeiling, WrongInitial, WrongResult) as error:
+        except (HotKey, LineageCeiling, WrongInitial, WrongInput, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
             yield from task.fail(error)
@@ -173,14 +177,19 @@ class _Task:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
                 initial = InitialRows(plan.operator, plan.row_columns, plan.initial) if plan.initial else None
                 group = PartitionGroup(
-                    plan.operator, plan.row_columns, stores, plan.partitioning.of_key_groups, initial=initial
+                    plan.operator,
+                    plan.row_columns,
+                    stores,
+                    partitioning=plan.partitioning,
+                    times=plan.times,
+                    initial=initial,
                 )
                 with contextlib.closing(group.process_all(rows)) as outputs:
                     yield from outputs
             peak_bytes = _peak_memory_bytes()
             for number, partition in opened.items():
                 loaded = None if initial is None else initial.digests.get(number, RowsDigest())
-                self._reports.append(partition.report(group.rows_in[number], host, peak_bytes, loaded))
+                self._reports.append(partition.report(group, host, peak_bytes, loaded))
                 self._wanting += partition.wanting()
         # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
         threading.Thread(target=_keep_house, args=(self._wanting, plan), daemon=True).start()
@@ -212,10 +221,10 @@ class _Stores:
 
     def open(self, stack: contextlib.ExitStack) -> Stores:
         """Open the stores, and add the columns that the schema has gained. Leaving `stack` closes them."""
-        for operator, (name, values) in enumerate(self._plan.operator.stores.items()):
-            self.stores[name] = stack.enter_context(self._load(operator))
+        for operator, store in enumerate(stored(self._plan.operator)):
+            self.stores[store.name] = stack.enter_context(self._load(operator))
             if operator in self._plan.rewrites:
-                _rewrite(self.stores[name], arrow_schema(self._plan.rewrites[operator]), values)
+                _rewrite(self.stores[store.name], arrow_schema(self._plan.rewrites[operator]), store.values)
         return self.stores
 
     def _address(self, operator: int) -> StoreAddress:
@@ -236,12 +245,15 @@ class _Stores:
             open_copies=_worker_copies(self._plan.limits.block_cache_bytes, os.getpid()),
         )
 
-    def report(self, rows_in: int, host: str, peak_memory_bytes: int, initial: RowsDigest | None) -> PartitionReport:
+    def report(
+        self, group: PartitionGroup, host: str, peak_memory_bytes: int, initial: RowsDigest | None
+    ) -> PartitionReport:
         """Return the partition's report, after its commits."""
         return PartitionReport(
             partition=self._partition,
             host=host,
-            rows_in=rows_in,
+            rows_in=group.rows_in[self._partition],
+            times=group.time_counts(self._partition),
             stores=tuple(
                 StoreReport(
                     operator=operator,

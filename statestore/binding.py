@@ -24,8 +24,9 @@ from statestore.errors import (
     UnknownFormatVersion,
     WrongInitial,
 )
-from statestore.format import names
+from statestore.format import due_keys, names
 from statestore.format.json_object import json_object
+from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.untrusted import BAD_VALUES, parsed_json, partition_count
 from statestore.storage import Storage, read_or_none
 from statestore.storage.exclusive import require_exclusive_create
@@ -48,12 +49,15 @@ OlderSchemas = Mapping[int, Mapping[str, str]]
 class StoreSchema:
     """One named store: Spark's JSON of its value schema and of its key schema, which starts with the key group.
 
+    prefix_columns  the first key columns, which are encoded on their own: the key group, and the time in an index of times
+
     The operator id is its index in the binding: Spark resolves V2 ids only for the store `default` of an operator.
     """
 
     name: str
     key_json: str
     value_json: str
+    prefix_columns: int = PREFIX_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +358,7 @@ def encode_binding(binding: Binding) -> bytes:
         "query": binding.query_id,
         "partitions": binding.partitions,
         "keyGroups": binding.key_groups,
-        "stores": [{"name": s.name, "key": s.key_json, "value": s.value_json} for s in binding.stores],
+        "stores": [_store_body(store) for store in binding.stores],
     }
     if binding.claim is not None:
         body["claim"] = {"at": binding.claim.at_seconds, "by": binding.claim.by, "former": binding.claim.former}
@@ -365,6 +369,20 @@ def encode_binding(binding: Binding) -> bytes:
     if binding.evolution:
         body["evolution"] = binding.evolution
     return json.dumps(body, indent=1).encode()
+
+
+def _store_body(store: StoreSchema) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": store.name, "key": store.key_json, "value": store.value_json}
+    if store.prefix_columns != PREFIX_COLUMNS:
+        body["prefixColumns"] = store.prefix_columns
+    return body
+
+
+def _parsed_store(body: Mapping[str, Any]) -> StoreSchema:
+    prefix_columns = body.get("prefixColumns", PREFIX_COLUMNS)
+    if prefix_columns not in (PREFIX_COLUMNS, due_keys.PREFIX_COLUMNS):
+        raise ValueError("no number of prefix columns")
+    return StoreSchema(str(body["name"]), str(body["key"]), str(body["value"]), prefix_columns)
 
 
 def _parsed_claim(body: Any) -> Claim | None:
@@ -402,7 +420,7 @@ def parse_binding(data: bytes) -> Binding:
             hint="upgrade Statekeeper",
         )
     try:
-        stores = tuple(StoreSchema(str(s["name"]), str(s["key"]), str(s["value"])) for s in body["stores"])
+        stores = tuple(_parsed_store(store) for store in body["stores"])
         claim = _parsed_claim(body.get("claim"))
         return Binding(
             root_id=str(body["root"]),

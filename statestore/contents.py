@@ -24,7 +24,6 @@ from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows
 from statestore.format.names import StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.format.state_conf import UNSAFE_ROW, StateConf
-from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.loading.loader import Loader
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage
@@ -152,7 +151,9 @@ def _own_layout(contents: Contents, store: StorePath) -> Layout:
     schema = bound.stores[store.operator]
     before = (older[batch].get(schema.name) for batch in sorted(older) if batch > contents.batch)
     value_json = next((text for text in before if text is not None), schema.value_json)
-    return Layout({None: plain_family(schema.key_json, value_json, PREFIX_COLUMNS, names.BINDING)}, names.BINDING)
+    return Layout(
+        {None: plain_family(schema.key_json, value_json, schema.prefix_columns, names.BINDING)}, names.BINDING
+    )
 
 
 class OpenStore:

@@ -388,6 +388,13 @@ class WrongInitial(StatekeeperError):
     exit_code = 13
 
 
+class WrongInput(StatekeeperError):
+    """A row of the stream has no event time. Nothing was committed."""
+
+    code = "wrong_input"
+    exit_code = 13
+
+
 class HotKey(StatekeeperError):
     """One key has more rows in a batch than fit into a piece."""
 

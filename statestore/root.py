@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from statestore import attempts, catalog, switch_journal
+from statestore.batch_times import BatchTimes
 from statestore.binding import Binding, Bound, bind, require_bindable, require_owner, schema_digest
 from statestore.clock import Ids
 from statestore.errors import (
@@ -36,7 +37,6 @@ from statestore.errors import (
 from statestore.format import batch_log, logs, names, operators
 from statestore.format.batch_log import Place
 from statestore.format.names import EMPTY, VersionId
-from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
 from statestore.query_metrics import QueryMetrics
@@ -56,7 +56,7 @@ class Pending:
     """An attempt at a batch, recorded before it writes to the sink: its identity and the ids of its versions.
 
     `sink`: the position of the sink before the attempt; None if the sink has no history, or no table yet. `initial`: the
-    digest of the initial rows, in batch 0.
+    digest of the initial rows, in batch 0. `watermark_ms`: the watermark after the batch.
     """
 
     batch: int
@@ -69,6 +69,7 @@ class Pending:
     structure: Structure = Structure.V2
     sink: SinkPosition | None = None
     initial: str | None = None
+    watermark_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Ready:
     """The batch may run. `bases`: operator -> the version of each partition's store to start from."""
 
     bases: Mapping[int, tuple[VersionId, ...]]
+    times: BatchTimes
 
 
 class StateRoot:
@@ -91,6 +93,8 @@ class StateRoot:
         self.structure = structure
         self._bound = bound
         self._head = catalog.newest_batch(storage)
+        self._times: BatchTimes | None = None
+        """Those of the newest begun batch."""
 
     @classmethod
     def open(
@@ -123,10 +127,9 @@ class StateRoot:
         """
         # Another query may have claimed the root since this driver opened it.
         require_owner(self.storage, self.binding)
-        mine = self._offsets(outer)
         committed = read_or_none(self.storage, names.commits(batch))
         if committed is not None:
-            self._require_same_sources(batch, mine)
+            self._require_same_sources(batch, outer)
             return Done()
         if self._head is not None and batch <= self._head:
             raise RootLost(
@@ -134,12 +137,19 @@ class StateRoot:
                 path=names.commits(batch),
                 hint="restore the commit log of the root from a backup, or roll back to the batch before the gap",
             )
-        bases = self._bases(batch)
+        bases, watermark_ms = self._after_previous(batch)
+        mine = self._offsets(outer, watermark_ms)
         try:
             self.storage.create(names.offsets(batch), logs.encode_offsets(mine))
         except AlreadyExists as error:
-            self._require_same_sources(batch, mine, cause=error)
-        return Ready(bases)
+            mine = self._require_same_sources(batch, outer, cause=error)
+        self._times = BatchTimes(
+            batch=batch,
+            time_ms=mine.timestamp_ms,
+            watermark_ms=watermark_ms,
+            late_watermark_ms=self._watermark_of(batch - 1),
+        )
+        return Ready(bases, self._times)
 
     def rewrites(self, batch: int) -> Mapping[int, str]:
         """Record columns that the job added, before `batch` is computed.
@@ -184,6 +194,8 @@ class StateRoot:
             body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
         if pending.initial is not None:
             body["initial"] = pending.initial
+        if pending.watermark_ms:
+            body["watermark_ms"] = pending.watermark_ms
         if metrics is not None:
             body["metrics"] = metrics.as_json()
         if changelogs is None:
@@ -229,12 +241,14 @@ class StateRoot:
         positions = (pending.sink for pending in found if pending.sink is not None)
         return max(positions, key=lambda position: position.version, default=None)
 
-    def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]]) -> None:
-        """Commit a batch: write `commits/N`. Raises `BatchConflict` if it exists with other ids."""
+    def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]], *, watermark_ms: int = 0) -> None:
+        """Commit a batch: write `commits/N`. `watermark_ms`: that of the next batch. Raises `BatchConflict` if the file
+        exists with other ids."""
         by_store: logs.ByStore = {
             operator: tuple((i,) for i in of_partitions) for operator, of_partitions in ids.items()
         }
-        log = logs.CommitLog(0, by_store) if self.structure is Structure.V2 else logs.CommitLog(0, None, by_store)
+        is_v2 = self.structure is Structure.V2
+        log = logs.CommitLog(watermark_ms, by_store if is_v2 else None, None if is_v2 else by_store)
         try:
             self.storage.create(names.commits(batch), logs.encode_commit(log))
         except AlreadyExists as error:
@@ -247,10 +261,19 @@ class StateRoot:
         if batch in self._bound.older:
             self._write_schemas()
 
-    def _bases(self, batch: int) -> Mapping[int, tuple[VersionId, ...]]:
+    def _watermark_of(self, batch: int) -> int:
+        """The watermark of an earlier batch. 0 if its offset log is lost: then no row is late, and nothing is dropped."""
+        if self._times is not None and self._times.batch == batch:
+            return self._times.watermark_ms
+        path = names.offsets(batch)
+        data = None if batch < 0 else read_or_none(self.storage, path)
+        return 0 if data is None else logs.parse_offsets(data, path).watermark_ms
+
+    def _after_previous(self, batch: int) -> tuple[Mapping[int, tuple[VersionId, ...]], int]:
+        """The versions and the watermark with which a batch starts."""
         operators_ = range(len(self.binding.stores))
         if batch == 0:
-            return dict.fromkeys(operators_, (EMPTY,) * self.binding.partitions)
+            return dict.fromkeys(operators_, (EMPTY,) * self.binding.partitions), 0
         path = names.commits(batch - 1)
         data = read_or_none(self.storage, path)
         if data is None:
@@ -277,14 +300,18 @@ class StateRoot:
                 path=path,
                 hint="restore the file from a backup",
             )
-        return {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
+        bases = {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
+        return bases, log.next_watermark_ms
 
-    def _offsets(self, outer: logs.OffsetLog) -> logs.OffsetLog:
+    def _offsets(self, outer: logs.OffsetLog, watermark_ms: int) -> logs.OffsetLog:
         # The confs of the outer, stateless query name another provider. Spark reads the state with these confs.
         conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(self.binding.partitions)}
-        return replace(outer, conf=conf)
+        return replace(outer, conf=conf, watermark_ms=watermark_ms)
 
-    def _require_same_sources(self, batch: int, mine: logs.OffsetLog, cause: Exception | None = None) -> None:
+    def _require_same_sources(
+        self, batch: int, outer: logs.OffsetLog, cause: Exception | None = None
+    ) -> logs.OffsetLog:
+        """Return the offset log of a batch that has begun."""
         path = names.offsets(batch)
         try:
             held = logs.parse_offsets(self.storage.read(path), path)
@@ -295,19 +322,20 @@ class StateRoot:
                 hint="restore the root from a backup",
             ) from error
         # Only the sources: a batch that Spark plans again from an older checkpoint has another time, but the same rows.
-        if held.sources != mine.sources:
+        if held.sources != outer.sources:
             raise BatchConflict(
                 f"batch {batch} has other source offsets than in the query's checkpoint; the batch was not started",
                 path=path,
                 hint="checkpoint and state root have diverged; restore both to the same point in time",
             ) from cause
+        return held
 
     def _write_descriptions(self) -> None:
         """Write the metadata that Spark needs, also if a crash after `binding.json` left it incomplete."""
         self.storage.create(names.QUERY_METADATA, logs.encode_metadata(self.binding.root_id))
-        for operator, _ in enumerate(self.binding.stores):
+        for operator, store in enumerate(self.binding.stores):
             info = operators.StoreInfo(
-                name=names.DEFAULT_STORE, prefix_columns=PREFIX_COLUMNS, partitions=self.binding.partitions
+                name=names.DEFAULT_STORE, prefix_columns=store.prefix_columns, partitions=self.binding.partitions
             )
             metadata = operators.OperatorMetadata(operator, "statekeeper", (info,))
             self.storage.create(names.operator_metadata(operator), operators.encode_operator(metadata))
@@ -337,6 +365,7 @@ def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
             structure=Structure(body.get("structure", Structure.V2)),
             sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
             initial=None if body.get("initial") is None else str(body["initial"]),
+            watermark_ms=int(body.get("watermark_ms", 0)),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

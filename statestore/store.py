@@ -11,7 +11,7 @@ In structure V1 the name of the object is only its version. A new attempt replac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +21,10 @@ import pyarrow as pa
 from statestore import digests
 from statestore.clock import Clock, Ids
 from statestore.commit_metrics import CommitMetrics
+from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.pending_changes import PendingChanges
-from statestore.engine.rocks import FIRST_RESERVED_KEY, Database, EngineLimits, translated
+from statestore.engine.rocks import Database, EngineLimits, translated
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
 from statestore.format import batch_log, names
 from statestore.format.changelog import Header
@@ -224,9 +225,13 @@ class StateStore:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Iterate over all pairs whose key starts with `prefix`, in key order, including uncommitted changes."""
-        changes = self._pending.ordered(prefix)
+        return self.scan_ranges([range_of(prefix)])
+
+    def scan_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over all pairs with a key in one of the ranges, as `scan`. The ranges ascend and do not overlap."""
+        changes = self._pending.ordered(ranges)
         change = next(changes, None)
-        for keys, values in self._stored(prefix):
+        for keys, values in self._stored(ranges):
             for key, value in zip(keys, values, strict=True):
                 while change is not None and change[0] < key:
                     if change[1] is not None:
@@ -243,9 +248,10 @@ class StateStore:
                 yield change[0], change[1]
             change = next(changes, None)
 
-    def _stored(self, prefix: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _stored(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         with self._reading():
-            yield from self._database.scan(prefix)
+            for keys_in in ranges:
+                yield from self._database.scan_range(keys_in)
 
     def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
         """Set the value of each key, in order; a null value deletes the key. Both arrays have the same length."""

@@ -20,6 +20,7 @@ from rich.text import Text
 from statestore.cli import tables
 from statestore.cli.suggestions import checkpoints_near
 from statestore.clock import RandomIds, SystemClock
+from statestore.durations import parse_duration
 from statestore.errors import NotACheckpoint, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
@@ -31,7 +32,6 @@ from statestore.maintenance.config import (
     Policies,
     Root,
     load,
-    parse_duration,
     with_options_of,
 )
 from statestore.maintenance.passes import Maintainer

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import shutil
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
+from statestore.engine.key_range import KeyRange
 from statestore.engine.rocks import translated
 
 SPILL_KEYS = 100_000
@@ -83,20 +84,23 @@ class PendingChanges:
             others = [key for key in others if key not in changed]
         return changed, others
 
-    def ordered(self, prefix: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """Iterate over the changes whose key starts with `prefix`, in key order."""
+    def ordered(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Iterate over the changes whose key is in one of the ranges, in key order. The ranges ascend."""
         if self._spilled is not None:
             self._spill()
-            entries = self._spilled.iter()
-            entries.seek(prefix)
-            while entries.valid() and entries.key().startswith(prefix):
-                yield entries.key(), _plain(entries.value())
-                entries.next()
+            for start, end in ranges:
+                entries = self._spilled.iter()
+                entries.seek(start)
+                while entries.valid() and entries.key() < end:
+                    yield entries.key(), _plain(entries.value())
+                    entries.next()
             return
         # A copy: the caller may put during the scan, and a spill empties the map.
-        wanted = [(key, value) for key, value in self._memory.items() if key.startswith(prefix)]
-        wanted.sort(key=operator.itemgetter(0))
-        yield from wanted
+        held = self._memory.copy()
+        keys = sorted(held)
+        for start, end in ranges:
+            for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
+                yield key, held[key]
 
     def take(self) -> dict[bytes, bytes | None] | None:
         """Hand over the map, and leave none; None if changes are on disk."""

@@ -28,6 +28,7 @@ from rocksdict import (
     SstFileWriter,
 )
 
+from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import (
     LocalDiskFull,
@@ -44,9 +45,6 @@ from statestore.format.untrusted import BAD_VALUES
 from statestore.lineage import LocalCopy
 
 _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
-FIRST_RESERVED_KEY = b"\xff\xff\xff\xff"
-"""State keys start with a little-endian length or the version byte of a row, so that none sorts after this."""
-
 SCAN_BATCH_ROWS = 10_000
 _SCAN_BATCH_BYTES = 32 * 1024 * 1024
 """A batch of a scan ends at the first of both, so that large keys and values do not fill the memory."""
@@ -171,10 +169,14 @@ class Database:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Iterate over the pairs whose key starts with `prefix`, in key order, in batches of keys and values."""
-        end = _after(prefix) or FIRST_RESERVED_KEY
+        return self.scan_range(range_of(prefix))
+
+    def scan_range(self, keys_in: KeyRange) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Iterate over the pairs with a key in a range, as `scan`."""
+        start, end = keys_in
         with translated(self.path):
             entries = self._rdict.iter()
-            entries.seek(prefix)
+            entries.seek(start)
         keys: list[bytes] = []
         values: list[bytes] = []
         size_bytes = 0
@@ -403,12 +405,6 @@ def _marker(holds: LocalCopy, sequence: int) -> bytes:
 def _version(text: str) -> VersionId:
     number, _, checkpoint_id = text.partition("_")
     return VersionId(int(number), checkpoint_id or None)
-
-
-def _after(prefix: bytes) -> bytes | None:
-    """The first key after all keys that start with `prefix`; None if there is none."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ PREFIX_COLUMNS = 1
 _ENCODING_VERSION = b"\0"
 _PREFIX_ROW = struct.Struct("<qq")
 _PREFIX_BYTES = len(_ENCODING_VERSION) + _PREFIX_ROW.size
-_HEAD_BYTES = 4 + _PREFIX_BYTES + len(_ENCODING_VERSION)
+HEAD_BYTES = 4 + _PREFIX_BYTES + len(_ENCODING_VERSION)
 _NO_KEY_IS_LONGER = 2**31 - 1
 _GROUP_AT = 4 + len(_ENCODING_VERSION) + 8
 
@@ -39,10 +39,15 @@ def key_schema(columns: pa.Schema) -> pa.Schema:
 def encode_keys(groups: np.ndarray, columns: pa.Table) -> pa.LargeBinaryArray:
     """Encode the keys of a store, one per row. `groups`: int32 of shape (rows,). Equal keys give equal bytes (-0.0,
     NaN)."""
-    head = np.zeros((len(groups), _HEAD_BYTES), dtype=np.uint8)
+    return encode_rows(normalise_keys(columns), head=encode_heads(groups))
+
+
+def encode_heads(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Encode the part of each key before its key columns; shape (rows,) to (rows, HEAD_BYTES)."""
+    head = np.zeros((len(groups), HEAD_BYTES), dtype=np.uint8)
     head[:, :4] = np.frombuffer(struct.pack("<i", _PREFIX_BYTES), dtype=np.uint8)
     head[:, _GROUP_AT : _GROUP_AT + 4] = groups.astype("<i4").view(np.uint8).reshape(-1, 4)
-    return encode_rows(normalise_keys(columns), head=head)
+    return head
 
 
 def encode_bare_keys(columns: pa.Table) -> pa.LargeBinaryArray:
@@ -53,12 +58,12 @@ def encode_bare_keys(columns: pa.Table) -> pa.LargeBinaryArray:
 def bare_keys(keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Cut the heads off a store's keys, for comparison with `encode_bare_keys`."""
     # If the end is omitted, Arrow computes a negative size for short keys (seen in 26.0: "Negative buffer resize").
-    return pc.binary_slice(keys, _HEAD_BYTES, _NO_KEY_IS_LONGER)
+    return pc.binary_slice(keys, HEAD_BYTES, _NO_KEY_IS_LONGER)
 
 
 def decode_keys(keys: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
     """Decode the key columns of a store's keys. Raises `CorruptFile`."""
-    return decode_rows(keys, columns, skip=_HEAD_BYTES)
+    return decode_rows(keys, columns, skip=HEAD_BYTES)
 
 
 def group_prefix(group: int) -> bytes:
@@ -68,14 +73,14 @@ def group_prefix(group: int) -> bytes:
 
 def key_group(key: bytes) -> int:
     """Return the key group of a store's key."""
-    if len(key) < _HEAD_BYTES:
+    if len(key) < HEAD_BYTES:
         raise CorruptFile(f"a key has {len(key)} bytes, too few for a key group")
     return int(struct.unpack_from("<i", key, _GROUP_AT)[0])
 
 
 def key_groups_of(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """Return the key group of each key of a store; shape (keys,). Raises `CorruptFile`."""
-    if any(len(key) < _HEAD_BYTES for key in keys):
+    if any(len(key) < HEAD_BYTES for key in keys):
         raise CorruptFile("a key is too short for a key group")
     return np.frombuffer(b"".join(key[_GROUP_AT : _GROUP_AT + 4] for key in keys), "<i4").astype(np.int64)
 

@@ -43,6 +43,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from statestore.durations import parse_duration
 from statestore.errors import BadConfiguration
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
@@ -52,8 +53,6 @@ from statestore.storage import StorageSpec, canonical
 
 FILE_NAME = "statekeeper.toml"
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd])")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -172,14 +171,6 @@ def with_options_of(source: StorageSpec, spec: StorageSpec) -> StorageSpec:
     scheme, separator, _ = spec.url.partition("://")
     is_alike = separator and source.url.startswith(f"{scheme}://")
     return replace(spec, options=source.options) if is_alike and not spec.options else spec
-
-
-def parse_duration(text: str) -> float:
-    """Convert `90s`, `10m`, `1h` or `7d` to seconds. Raises `ValueError`."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration: write a number and a unit, for example 90s, 10m, 1h or 7d")
-    return float(match["count"]) * _UNITS[match["unit"]]
 
 
 def load(path: Path) -> Configuration:

@@ -25,6 +25,7 @@ from assets.checks import check_of
 from assets.definitions import build
 from statestore.cli import main
 from statestore.cli.common import RenamedOption
+from statestore.durations import parse_duration
 from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.maintenance import config
@@ -194,7 +195,7 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
 @pytest.mark.parametrize(("seconds", "text"), [(20.0, "20s"), (600.0, "10m"), (5400.0, "90m"), (2_592_000.0, "30d")])
 def test_a_default_is_shown_as_in_the_file(generate: ModuleType, seconds: float, text: str) -> None:
     assert generate.duration(seconds) == text
-    assert config.parse_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 def test_each_public_name_of_pipelines_is_documented(site: Path) -> None:

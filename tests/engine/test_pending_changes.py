@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statestore.engine.key_range import range_of
 from statestore.engine.pending_changes import PendingChanges
 
 keys = st.binary(max_size=2)
@@ -35,7 +36,11 @@ def test_it_behaves_like_a_dict_in_memory_and_on_disk(
         found, others = pending.split(wanted)
         assert found == {key: model[key] for key in wanted if key in model}
         assert others == [key for key in wanted if key not in model]
-        assert list(pending.ordered(prefix)) == sorted(item for item in model.items() if item[0].startswith(prefix))
+        inside = sorted(item for item in model.items() if item[0].startswith(prefix))
+        assert list(pending.ordered([range_of(prefix)])) == inside
+        start, end = range_of(prefix)
+        middle = prefix + b"\x80"
+        assert list(pending.ordered([(start, middle), (middle, end)])) == inside
     pending.close()
     assert not pending
     assert not scratch.exists()
@@ -47,7 +52,7 @@ def test_an_iteration_sees_the_changes_at_its_start(tmp_path: Path, spill_keys: 
     pending = PendingChanges(tmp_path / "scratch", spill_keys=spill_keys)
     pending.put_many([b"a", b"b"], [b"1", None])
     seen = []
-    for key, value in pending.ordered(b""):
+    for key, value in pending.ordered([range_of(b"")]):
         seen.append((key, value))
         pending.put_many([b"%d" % number for number in range(10)], [b"x"] * 10)
     assert seen == [(b"a", b"1"), (b"b", None)]

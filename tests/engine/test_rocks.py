@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statestore.engine.rocks import FIRST_RESERVED_KEY, SCAN_BATCH_ROWS, Database, EngineLimits, translated
+from statestore.engine.key_range import FIRST_RESERVED_KEY
+from statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits, translated
 from statestore.errors import (
     CorruptFile,
     LocalDiskFull,

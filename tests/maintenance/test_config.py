@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from statestore.durations import parse_duration
 from statestore.errors import BadConfiguration
-from statestore.maintenance.config import Configuration, Mode, Policies, load, parse_duration
+from statestore.maintenance.config import Configuration, Mode, Policies, load
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.origin import Origin

@@ -17,6 +17,7 @@ from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.progress import BatchReport, Outcome
 from pipelines.reports import PartitionReport, TaskReport
 from pipelines.task import TaskPlan, _Task
+from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY, StorePath
@@ -102,6 +103,7 @@ def run(
         structure=structure,
         batch_log=part_of(LogLayout.BATCH, RandomIds().fresh(), 1) if in_batch_log else None,
         limits=StoreLimits(part_bytes=PART_BYTES),
+        times=BatchTimes(batch=0, time_ms=0),
         sweep=SweepLimits(),
         output=reports,
     )

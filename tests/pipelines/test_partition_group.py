@@ -15,6 +15,7 @@ from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, TOGETHER, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
 from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
+from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY, StorePath
@@ -87,6 +88,7 @@ class Query:
             structure=Structure.V2,
             batch_log=None,
             limits=StoreLimits(),
+            times=BatchTimes(batch=0, time_ms=0),
             sweep=SweepLimits(),
             output=Reporting(self),
         )

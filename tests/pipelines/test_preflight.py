@@ -17,6 +17,7 @@ from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.preflight import chosen_partitions, require_root, row_columns
 from pipelines.query import start
 from pipelines.sinks import DeltaSink
+from pipelines.stored import store_schemas
 from statestore.binding import Binding
 from statestore.clock import RandomIds
 from statestore.errors import (
@@ -189,7 +190,7 @@ def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
     check()
     assert not list(tmp_path.iterdir()), "nothing was written"
     query_id = str(uuid.uuid4())
-    wanted = Binding(root_id="", query_id=query_id, partitions=1, key_groups=8, stores=OPERATOR.store_schemas(columns))
+    wanted = Binding(root_id="", query_id=query_id, partitions=1, key_groups=8, stores=store_schemas(OPERATOR, columns))
     bound = StateRoot.open(root, wanted, batch=0, ids=RandomIds())
     with pytest.raises(ForeignRoot, match=r"belongs to query .*, not to a new query"):
         check()

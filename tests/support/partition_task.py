@@ -13,6 +13,7 @@ from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
 from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
+from statestore.batch_times import BatchTimes
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
 from statestore.format.structure import Structure
@@ -83,6 +84,7 @@ class Task:
             structure=Structure.V2,
             batch_log=None,
             limits=self.limits,
+            times=BatchTimes(batch=0, time_ms=0),
             sweep=SweepLimits(),
             output=self.reports,
         )

@@ -22,7 +22,6 @@ from statestore.format.names import EMPTY
 from statestore.format.partition_keys import key_hashes, require_partition
 from statestore.format.ragged import Counts
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.rewrites.plans import Incoming, Load, Partitions, RewritePlan, StoreGroup
 from statestore.maintenance.rewrites.read import Piece, Source
@@ -256,7 +255,9 @@ def _placed_by_key_group(
     if key_groups is None:
         return keys, None
     assert load.saved.key_groups is not None
-    hashes = row_hashes(keys.select(range(PREFIX_COLUMNS, keys.num_columns)))
+    # The index of a time has it before the key columns.
+    prefix = len(part.incoming.layout.front)
+    hashes = row_hashes(keys.select(range(prefix, keys.num_columns)))
     if (partitions_of(hashes, load.saved.key_groups) != keys.column(0).to_numpy()).any():
         raise UnknownPartitioning(
             f"partition {part.saved.partition} has a key whose key group is not the hash of its columns; nothing "
@@ -266,5 +267,5 @@ def _placed_by_key_group(
         )
     groups = partitions_of(hashes, key_groups.count)
     column = pa.array(groups.astype(np.int32), pa.int32())
-    moved = pa.Table.from_arrays([column, *keys.columns[PREFIX_COLUMNS:]], schema=keys.schema)
+    moved = pa.Table.from_arrays([column, *keys.columns[1:]], schema=keys.schema)
     return moved, key_groups.partitions_of(groups.astype(np.int64), len(group.targets)).astype(np.int32)

@@ -1,0 +1,16 @@
+"""Durations as text, such as `90s`, `10m`, `1h` or `7d`."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd])")
+
+
+def parse_duration(text: str) -> float:
+    """Convert `90s`, `10m`, `1h` or `7d` to seconds. Raises `ValueError`."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit, for example 90s, 10m, 1h or 7d")
+    return float(match["count"]) * _UNITS[match["unit"]]
