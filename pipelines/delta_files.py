@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipelines.data_files import DataFile, TableFiles
 from pipelines.delta_log import DeltaLog
+from pipelines.delta_rows import Commit
 from statestore.errors import SchemaMismatch, StorageError, UnsupportedTable
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz"}
@@ -57,18 +58,13 @@ class DeltaFiles:
             self._require_supported(table)
             columns = self._columns_of(table, output, columns)
             partition_by = list(table.metadata().partition_columns)
-            if self._partition_by is not None and partition_by != list(self._partition_by):
-                raise SchemaMismatch(
-                    f"the table is partitioned by {partition_by}, not by {list(self._partition_by)}",
-                    path=self._path,
-                    hint=f"use partition_by={partition_by}",
-                )
+            require_partition_columns(self._path, partition_by, self._partition_by)
         self._require_partition_columns(columns, partition_by)
         return TableFiles(path=self._path, columns=columns, partition_by=tuple(partition_by), options=self._options)
 
-    def commit(self, plan: TableFiles, files: Sequence[DataFile], *, application: str, batch: int, note: str) -> None:
-        """Add files in one commit with a transaction of `application` (Delta's idempotent writes) and `note` as its
-        userMetadata. Writes nothing if the table holds the batch. A concurrent commit of the same application fails.
+    def commit(self, plan: TableFiles, files: Sequence[DataFile], commit: Commit) -> None:
+        """Add files in one commit. Writes nothing if the table holds the batch. A concurrent commit of the same application
+        fails.
 
         Raises `StorageError`, `SchemaMismatch` if the table was changed after the plan.
         """
@@ -77,7 +73,8 @@ class DeltaFiles:
         from deltalake.transaction import AddAction
 
         properties = CommitProperties(
-            custom_metadata={"userMetadata": note}, app_transactions=[Transaction(application, batch)]
+            custom_metadata={"userMetadata": commit.note},
+            app_transactions=[Transaction(commit.application, commit.batch)],
         )
         actions = [
             AddAction(
@@ -93,8 +90,8 @@ class DeltaFiles:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 table = self._table() or self._created(plan)
-                held = table.transaction_version(application)
-                if held is not None and held >= batch:
+                held = table.transaction_version(commit.application)
+                if held is not None and held >= commit.batch:
                     return
                 self._require_as_planned(table, plan)
                 table.create_write_transaction(
@@ -110,7 +107,7 @@ class DeltaFiles:
                 if attempt < _ATTEMPTS:
                     continue
                 raise StorageError(
-                    f"the commit of batch {batch} failed: {str(error).splitlines()[0]}",
+                    f"the commit of batch {commit.batch} failed: {str(error).splitlines()[0]}",
                     path=self._path,
                     hint="restart the query: it runs the batch again",
                 ) from error
@@ -225,6 +222,16 @@ class DeltaFiles:
                 path=self._path,
                 hint="remove one column from partition_by",
             )
+
+
+def require_partition_columns(path: str, held: Sequence[str], wanted: Sequence[str] | None) -> None:
+    """Raise `SchemaMismatch` unless a table has the partition columns that its sink names; None names none."""
+    if wanted is not None and list(held) != list(wanted):
+        raise SchemaMismatch(
+            f"the table is partitioned by {list(held)}, not by {list(wanted)}",
+            path=path,
+            hint=f"use partition_by={list(held)}",
+        )
 
 
 def _delta_columns(output: pa.Schema) -> pa.Schema:

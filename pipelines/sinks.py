@@ -6,32 +6,23 @@ gets the ids of that attempt. A sink that cannot report its batches is at-least-
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.data_files import DataFile, NoFiles, OutputFiles, TableFiles
-from pipelines.delta_files import DeltaFiles
+from pipelines.delta_files import DeltaFiles, require_partition_columns
+from pipelines.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
 from pipelines.delta_log import DeltaLog, KnownTable
-from statestore.errors import (
-    BadConfiguration,
-    SchemaMismatch,
-    SinkChanged,
-    SinkConflict,
-    UnsafeSink,
-    UnsupportedEnvironment,
-)
+from pipelines.delta_rows import Commit, append, merge, require_unique
+from statestore.errors import BadConfiguration, SchemaMismatch, UnsafeSink, UnsupportedEnvironment, UnsupportedType
 from statestore.redaction import redacted
 from statestore.root import SinkPosition
 
-_LOG = logging.getLogger("statekeeper")
-_HISTORY_PAGE = 50
 _RETENTION = "delta.setTransactionRetentionDuration"
 _EXTENSIONS = "spark.sql.extensions"
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
@@ -39,9 +30,6 @@ _DELTA_CONF = {
     _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-_NO_TABLE = SinkPosition("", -1)
-_REPLACING = ("RESTORE", "REPLACE TABLE", "CLONE")
-"""Parts of the names of operations that replace the rows of a table."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +106,9 @@ class DeltaSink:
                         supports: constraints, generated or identity columns, default values, column mapping, change feed,
                         row tracking, deletion vectors, other features of a higher protocol
     partition_by        partition columns of a new table; an existing table must have the same
+    merge_on            key columns: a row of the output updates the row of the table with the same key (MERGE INTO), or is
+                        inserted. Null equals null. A batch with two rows of a key stops with `WrongResult` before it
+                        writes. Needs writer "spark"
 
     Checks the table's history before each batch: the table must hold the previous batch, and since then no other writer may
     have deleted, replaced, overwritten or restored it. Otherwise the query stops with `SinkChanged`.
@@ -133,6 +124,7 @@ class DeltaSink:
     continue_at_batch: int | None = None
     writer: Writer | str = Writer.SPARK
     partition_by: Sequence[str] | None = None
+    merge_on: Sequence[str] | None = None
     supports_exactly_once: ClassVar[bool] = True
     _log: DeltaLog = field(init=False, repr=False, compare=False)
     _files: DeltaFiles = field(init=False, repr=False, compare=False)
@@ -142,10 +134,24 @@ class DeltaSink:
             raise BadConfiguration(
                 f"DeltaSink with writer={self.writer!r}", hint='use writer="spark" or writer="tasks"'
             )
+        self._require_merge_columns()
         log = DeltaLog(self.path, self.storage_options)
         files = DeltaFiles(self.path, self.storage_options, log=log, partition_by=self.partition_by)
         object.__setattr__(self, "_log", log)
         object.__setattr__(self, "_files", files)
+
+    def _require_merge_columns(self) -> None:
+        if self.merge_on is None:
+            return
+        if isinstance(self.merge_on, str) or not self.merge_on:
+            raise BadConfiguration(
+                f"DeltaSink with merge_on={self.merge_on!r}", hint='name at least one column: merge_on=["key"]'
+            )
+        if self.writer == Writer.TASKS:
+            raise BadConfiguration(
+                'DeltaSink with merge_on and writer="tasks": tasks only add files, but a merge also replaces rows',
+                hint='use writer="spark" with merge_on',
+            )
 
     def __repr__(self) -> str:
         # Leaves out the options, which hold credentials.
@@ -154,6 +160,7 @@ class DeltaSink:
     def require_ready(self, session: SparkSession, output: pa.Schema) -> None:
         """Check the table before the query starts. Raises `UnsupportedEnvironment` for a session without Delta,
         `UnsafeSink`, `SchemaMismatch` for a table without a column of the output."""
+        _require_keys(self.merge_on or (), output)
         if self.writer == Writer.TASKS:
             self._files.plan(output)
         for conf, wanted in _DELTA_CONF.items() if self.writer == Writer.SPARK else ():
@@ -176,7 +183,9 @@ class DeltaSink:
                 )
             return
         self._require_lasting_transactions(table)
-        there = {field.name.lower() for field in table.opened().schema().fields}
+        opened = table.opened()
+        require_partition_columns(self.path, opened.metadata().partition_columns, self.partition_by)
+        there = {field.name.lower() for field in opened.schema().fields}
         missing = [name for name in output.names if name.lower() not in there]
         if missing and self.writer == Writer.SPARK and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
             raise SchemaMismatch(
@@ -187,18 +196,18 @@ class DeltaSink:
 
     def held(self, query_id: str, batch: int) -> str | None:
         table = self._table()
-        return None if table is None else self._attempt_of(table, query_id, batch)
+        return None if table is None else attempt_of(self.path, table, query_id, batch)
 
     def look(self, query_id: str, batch: int, last: SinkPosition | None) -> SinkLook:
         table = self._table()
         if table is not None:
             self._require_lasting_transactions(table)
         if batch != self.continue_at_batch:
-            self._require_unchanged(table, query_id, batch, last)
+            require_unchanged(self.path, table, query_id, batch, last)
         if table is None:
-            return SinkLook(None, _NO_TABLE)
+            return SinkLook(None, NO_TABLE)
         position = SinkPosition(table.metadata().id, table.version())
-        return SinkLook(self._attempt_of(table, query_id, batch), position)
+        return SinkLook(attempt_of(self.path, table, query_id, batch), position)
 
     def _table(self) -> KnownTable | None:
         # Reads the log without a Spark job: milliseconds instead of a second, twice per batch.
@@ -219,93 +228,21 @@ class DeltaSink:
                 hint=f"run: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_RETENTION}')",
             )
 
-    def _require_unchanged(
-        self, table: KnownTable | None, query_id: str, batch: int, last: SinkPosition | None
-    ) -> None:
-        """Raise `SinkChanged` unless the table holds the rows of earlier batches, as far as its history shows."""
-        if batch == 0:
-            return
-        if table is None:
-            raise self._changed(batch, "there is no Delta table: it was deleted or moved")
-        newest = table.transaction_version(_app_id(query_id))
-        if newest is None or newest < batch - 1:
-            held = "no batch of this query" if newest is None else f"no batch of this query after {newest}"
-            raise self._changed(batch, f"the table contains {held}: it was deleted, replaced or rolled back")
-        if last is None:
-            return  # Written by a release that did not record it. From this batch on it is recorded.
-        if last != _NO_TABLE and table.metadata().id != last.table:
-            raise self._changed(
-                batch, f"the table was replaced: its id is {table.metadata().id} instead of {last.table}"
-            )
-        since = table.version() - last.version
-        if since < 0:
-            what = f"the table was rolled back: its version is {table.version()}, but it was {last.version}"
-            raise self._changed(batch, what)
-        history = table.history(since) if since else []
-        for commit in history:
-            if _replaces_rows(commit):
-                what = f"{commit['operation']} in version {commit['version']} replaced rows of the table"
-                raise self._changed(batch, what)
-        if len(history) < since:
-            _LOG.warning(
-                "%s: Delta has deleted the log of the %d versions before version %d; Statekeeper cannot check whether they "
-                "replaced rows",
-                self.path,
-                since - len(history),
-                table.version() - len(history) + 1,
-            )
-
-    def _changed(self, batch: int, what: str) -> SinkChanged:
-        return SinkChanged(
-            f"{what}. The state includes batch {batch - 1}; rows of committed batches may be missing from the table",
-            path=self.path,
-            hint=f"if the rows of the table are correct, start the query with DeltaSink(..., continue_at_batch={batch}). "
-            f"If they are wrong, first restore the table to its version after batch {batch - 1}. If this is not possible, "
-            "start over with a new root, checkpoint and table",
-        )
-
-    def _attempt_of(self, table: KnownTable, query_id: str, batch: int) -> str | None:
-        newest = table.transaction_version(_app_id(query_id))
-        if newest is None or newest < batch:
-            return None
-        limit = _HISTORY_PAGE
-        while True:
-            history = table.history(limit)
-            for commit in history:
-                found = _attempt_in(commit)
-                if found is not None and found.query_id == query_id and found.batch == batch:
-                    return found.attempt
-            if len(history) < limit:
-                break
-            limit *= 4
-        raise SinkConflict(
-            f"the table contains batch {newest} of query {query_id}, but its log does not name the attempt that wrote "
-            f"batch {batch}; the batch was not committed",
-            path=self.path,
-            hint="another program has changed or cleaned the log of the table. Compare the table with the state before "
-            "you continue",
-        )
-
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
-        writer = (
-            rows.write.format("delta")
-            .mode("append")
-            .option("txnAppId", _app_id(attempt.query_id))
-            .option("txnVersion", attempt.batch)
-            .option("userMetadata", _note_of(attempt))
-        )
-        if self.partition_by is not None:
-            writer = writer.partitionBy(*self.partition_by)
-        writer.save(self.path)
+        commit = _commit_of(attempt)
+        if self.merge_on is not None:
+            require_unique(rows, self.path, on=self.merge_on, batch=attempt.batch)
+        if self.merge_on is None or self._table() is None:
+            append(rows, self.path, commit, partition_by=self.partition_by)
+        else:
+            merge(rows, self.path, commit, on=self.merge_on)
 
     def plan_files(self, output: pa.Schema) -> TableFiles | None:
         return self._files.plan(output) if self.writer == Writer.TASKS else None
 
     def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
         assert isinstance(plan, TableFiles)
-        self._files.commit(
-            plan, files, application=_app_id(attempt.query_id), batch=attempt.batch, note=_note_of(attempt)
-        )
+        self._files.commit(plan, files, _commit_of(attempt))
 
 
 @dataclass(frozen=True)
@@ -348,30 +285,15 @@ class NoSink:
         """Do nothing."""
 
 
-def _app_id(query_id: str) -> str:
-    return f"statekeeper-{query_id}"
+def _require_keys(merge_on: Sequence[str], output: pa.Schema) -> None:
+    for name in merge_on:
+        if name not in output.names:
+            raise SchemaMismatch(
+                f"merge_on names the column {name}, which the output does not have", hint=f"it has {output.names}"
+            )
+        if "map<" in str(output.field(name).type):
+            raise UnsupportedType(f"merge_on names the column {name}: maps cannot be compared", hint="merge on others")
 
 
-def _note_of(attempt: Attempt) -> str:
-    return json.dumps({"statekeeper": vars(attempt)})
-
-
-def _replaces_rows(commit: Mapping[str, Any]) -> bool:
-    """Return whether a commit replaced all rows. Delta's DELETE, UPDATE, MERGE and OPTIMIZE do not count: the owner of a
-    table runs them on purpose, for some rows."""
-    operation = str(commit.get("operation", "")).upper()
-    if any(name in operation for name in _REPLACING):
-        return True
-    parameters = commit.get("operationParameters") or {}
-    is_partial = (
-        str(parameters.get("predicate") or "[]") != "[]"
-        or str(parameters.get("isDynamicPartitionOverwrite") or "false").lower() == "true"
-    )
-    return str(parameters.get("mode", "")).lower() == "overwrite" and not is_partial
-
-
-def _attempt_in(commit: Mapping[str, Any]) -> Attempt | None:
-    try:
-        return Attempt(**json.loads(commit["userMetadata"])["statekeeper"])
-    except (KeyError, TypeError, ValueError):
-        return None
+def _commit_of(attempt: Attempt) -> Commit:
+    return Commit(application=application(attempt.query_id), batch=attempt.batch, note=note_of(vars(attempt)))

@@ -37,17 +37,31 @@ from statestore.errors import (
 from statestore.format.names import VersionId
 from statestore.format.structure import Structure
 from tests.support import tasks
-from tests.support.counting import INPUT, ONE_JOB, V1, V2, Job, Watching, conf, in_a_process, once, rows_of
+from tests.support.counting import (
+    INPUT,
+    MERGING,
+    ONE_JOB,
+    V1,
+    V2,
+    Job,
+    Watching,
+    conf,
+    in_a_process,
+    once,
+    rows_of,
+)
 
 pytestmark = pytest.mark.spark
 
 STRANGER = "00000000-0000-4000-8000-000000000000"
 
 
-ONLY_ROWS = pytest.mark.parametrize("job", [V2, pytest.param(V1, marks=pytest.mark.slow)], indirect=True)
+SLOW_MERGING = pytest.param(MERGING, marks=pytest.mark.slow)
+
+ONLY_ROWS = pytest.mark.parametrize("job", [V2, pytest.param(V1, marks=pytest.mark.slow), SLOW_MERGING], indirect=True)
 """Only an output that Spark holds as rows has blocks."""
 
-ONLY_V2 = pytest.mark.parametrize("job", [V2, ONE_JOB], indirect=True)
+ONLY_V2 = pytest.mark.parametrize("job", [V2, ONE_JOB, SLOW_MERGING], indirect=True)
 """The job stamps its state with a new value each time. In structure V1, the changelogs of a second driver replace those of
 the first driver, and a load then rejects the committed versions."""
 
@@ -278,7 +292,8 @@ class TwoDrivers:
             return error
 
     def _run(self, batch: int, observer: Watching) -> Outcome:
-        rows = self.session.createDataFrame(rows_of(batch), "key long, number long")
+        # Spark gives each query a session of its own.
+        rows = self.session.newSession().createDataFrame(rows_of(batch), "key long, number long")
         self.job.run_one(self.job.batch_driver(INPUT, observer), rows, batch, query_id=STRANGER)
         return observer.reports[-1].outcome
 

@@ -115,6 +115,8 @@ class Job:
     structure: Structure = Structure.V2
     log: LogLayout = LogLayout.STORES
     writer: Writer = Writer.SPARK
+    merges: bool = False
+    """Whether the sink merges the rows by their number, which each row has once."""
     initial: str = ""
     """Parquet files of the first state, if there are any."""
 
@@ -152,12 +154,13 @@ class Job:
 
     def batch_driver(self, columns: pa.Schema, observer: Watching) -> BatchDriver:
         initial = InitialState(OPERATOR, columns, lambda: SparkSession.active().read.parquet(self.initial))
+        merge_on = ["number"] if self.merges else None
         return self.driver(
             OPERATOR,
             columns,
             root=StorageSpec(str(self.root)),
             checkpoint=open_storage(str(self.checkpoint)),
-            sink=self.sink or DeltaSink(str(self.folder / "output"), writer=self.writer),
+            sink=self.sink or DeltaSink(str(self.folder / "output"), writer=self.writer, merge_on=merge_on),
             host=Host(self.local_folder or str(self.folder / "local")),
             partitions=self.partitions,
             key_groups=KEY_GROUPS,
@@ -273,13 +276,16 @@ class Job:
             pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
 
 
-V2, V1, ONE_JOB = "v2", "v1", "one job"
+V2, V1, ONE_JOB, MERGING = "v2", "v1", "one job", "merging"
 
 
 def variant(folder: Path, name: str) -> Job:
-    """Return a job that writes rows through Spark, in either structure, or files and batch logs from its tasks."""
+    """Return a job that writes rows through Spark, in either structure, that merges them, or that writes files and batch
+    logs from its tasks."""
     if name == ONE_JOB:
         return Job(folder, writer=Writer.TASKS, log=LogLayout.BATCH)
+    if name == MERGING:
+        return Job(folder, merges=True)
     return Job(folder, structure=Structure(name))
 
 
@@ -306,6 +312,7 @@ def in_a_process(
     options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
     options += ("--writer", job.writer.value, "--log", job.log.value, "--initial", job.initial)
+    options += ("--merges",) if job.merges else ()
     command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
@@ -330,6 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--writer", type=Writer, default=Writer.SPARK)
     parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES)
     parser.add_argument("--initial", default="")
+    parser.add_argument("--merges", action="store_true")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
@@ -338,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
     job.structure, job.writer, job.log, job.initial = options.structure, options.writer, options.log, options.initial
+    job.merges = options.merges
     if options.read_twice:
         job.sink = ReadsTwice(str(job.folder / "output"))
     observer = Watching()
