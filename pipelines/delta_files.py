@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pipelines.data_files import DataFile, TableFiles
+from pipelines.data_files import DataFile, TableFiles, table_files
 from pipelines.delta_log import DeltaLog
 from pipelines.delta_rows import Commit
 from statestore.errors import SchemaMismatch, StorageError, UnsupportedTable
@@ -37,15 +39,22 @@ _HINT = 'use DeltaSink(..., writer="spark")'
 
 class DeltaFiles:
     """A Delta table to which a driver adds the files of its tasks. `partition_by`: partition columns of a new table; None
-    accepts those of an existing table."""
+    accepts those of an existing table. `add_columns`: whether a batch may add columns to an existing table."""
 
     def __init__(
-        self, path: str, options: Mapping[str, str], *, log: DeltaLog, partition_by: Sequence[str] | None
+        self,
+        path: str,
+        options: Mapping[str, str],
+        *,
+        log: DeltaLog,
+        partition_by: Sequence[str] | None,
+        add_columns: bool = False,
     ) -> None:
         self._path = path
         self._log = log
         self._options = dict(options)
         self._partition_by = partition_by
+        self._add_columns = add_columns
         self._opened: Any = None
 
     def plan(self, output: pa.Schema) -> TableFiles:
@@ -94,6 +103,9 @@ class DeltaFiles:
                 if held is not None and held >= commit.batch:
                     return
                 self._require_as_planned(table, plan)
+                if _new_columns(table, plan.columns):
+                    _add_with_new_columns(table, plan, files, properties)
+                    return
                 table.create_write_transaction(
                     actions,
                     "append",
@@ -186,6 +198,10 @@ class DeltaFiles:
         problems, named = [], []
         for given, column, arrow in zip(output, of_output, columns, strict=True):
             theirs = of_table.pop(column["name"].lower(), None)
+            if theirs is None and self._add_columns:
+                require_nullable(self._path, [given])
+                named.append(arrow)
+                continue
             if theirs is None:
                 problems.append(f"the table has no column {column['name']}")
                 continue
@@ -232,6 +248,58 @@ def require_partition_columns(path: str, held: Sequence[str], wanted: Sequence[s
             path=path,
             hint=f"use partition_by={list(held)}",
         )
+
+
+def require_nullable(path: str, added: Sequence[pa.Field]) -> None:
+    """Raise `SchemaMismatch` for columns that cannot be added to a table, because its rows have no value for them."""
+    wrong = [column.name for column in added if not column.nullable]
+    if wrong:
+        raise SchemaMismatch(
+            f"the table has no columns {wrong}, and its rows have no value for columns that cannot be null",
+            path=path,
+            hint="declare the new columns nullable in the output",
+        )
+
+
+def _new_columns(table: Any, columns: pa.Schema) -> bool:
+    there = {column.name for column in table.schema().fields}
+    return any(name not in there for name in columns.names)
+
+
+def _add_with_new_columns(table: Any, plan: TableFiles, files: Sequence[DataFile], properties: Any) -> None:
+    """Add the rows of files together with new columns of the table.
+
+    `deltalake` commits files of others only with the columns that a table has. So the first batch with a new column is
+    written again, by the driver. The files of the tasks stay out of the table, and VACUUM deletes them.
+    """
+    from deltalake import write_deltalake
+
+    rows = _rows_of(plan, files)
+    # `deltalake` asks for rows in a thread of its runtime, where it cannot read files for others.
+    with ThreadPoolExecutor(1) as reader:
+        batches = iter(lambda: reader.submit(next, rows, None).result(), None)
+        write_deltalake(
+            table,
+            pa.RecordBatchReader.from_batches(plan.columns, batches),
+            mode="append",
+            schema_mode="merge",
+            partition_by=list(plan.partition_by) or None,
+            commit_properties=properties,
+        )
+
+
+def _rows_of(plan: TableFiles, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
+    """Read the rows of data files, with the partition columns that the files do not contain."""
+    system = table_files(plan.path, plan.options)
+    for file in files:
+        for batch in pq.ParquetFile(system.open_input_file(file.path)).iter_batches():
+            columns = [
+                pa.array([file.partition_values[column.name]] * batch.num_rows, pa.string()).cast(column.type)
+                if column.name in file.partition_values
+                else batch.column(column.name)
+                for column in plan.columns
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=plan.columns)
 
 
 def _delta_columns(output: pa.Schema) -> pa.Schema:

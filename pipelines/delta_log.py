@@ -20,10 +20,11 @@ _COMMITS = 100
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """The table's properties and its id; a table that replaces it has another id."""
+    """The table's properties, the names of its columns, and its id; a table that replaces it has another id."""
 
     id: str
     configuration: Mapping[str, str]
+    columns: tuple[str, ...]
 
 
 class DeltaLog:
@@ -50,9 +51,9 @@ class DeltaLog:
         if head is None:
             return None
         metadata = table.metadata()
-        known = _Known(
-            version=table.version(), head=head, metadata=TableMetadata(str(metadata.id), dict(metadata.configuration))
-        )
+        columns = tuple(field.name for field in table.schema().fields)
+        metadata = TableMetadata(str(metadata.id), dict(metadata.configuration), columns)
+        known = _Known(version=table.version(), head=head, metadata=metadata)
         known.commits.extend(table.history(_COMMITS))
         known.has_all = len(known.commits) < _COMMITS
         return known
@@ -109,7 +110,8 @@ class _Known:
                 info = action["commitInfo"]
             elif "metaData" in action:
                 found = action["metaData"]
-                self.metadata = TableMetadata(str(found["id"]), dict(found.get("configuration") or {}))
+                columns = tuple(str(field["name"]) for field in json.loads(found["schemaString"])["fields"])
+                self.metadata = TableMetadata(str(found["id"]), dict(found.get("configuration") or {}), columns)
             else:
                 self.transactions[str(action["txn"]["appId"])] = int(action["txn"]["version"])
         self.commits.appendleft({**info, "version": self.version})
@@ -127,7 +129,7 @@ class KnownTable:
         return self._known.version
 
     def metadata(self) -> TableMetadata:
-        """Return id and properties."""
+        """Return id, properties and columns."""
         return self._known.metadata
 
     def transaction_version(self, app_id: str) -> int | None:

@@ -29,8 +29,11 @@ class Commit:
     note: str
 
 
-def append(rows: DataFrame, path: str, commit: Commit, *, partition_by: Sequence[str] | None) -> None:
-    """Append rows. Creates the table if there is none; `partition_by` are then its partition columns."""
+def append(
+    rows: DataFrame, path: str, commit: Commit, *, partition_by: Sequence[str] | None, adds_columns: bool = False
+) -> None:
+    """Append rows. Creates the table if there is none; `partition_by` are then its partition columns. `adds_columns`: the
+    table gets the columns that it does not have."""
     writer = (
         rows.write.format("delta")
         .mode("append")
@@ -38,15 +41,18 @@ def append(rows: DataFrame, path: str, commit: Commit, *, partition_by: Sequence
         .option("txnVersion", commit.batch)
         .option("userMetadata", commit.note)
     )
+    if adds_columns:
+        writer = writer.option("mergeSchema", "true")
     if partition_by is not None:
         writer = writer.partitionBy(*partition_by)
     writer.save(path)
 
 
-def merge(rows: DataFrame, path: str, commit: Commit, *, on: Sequence[str]) -> None:
+def merge(rows: DataFrame, path: str, commit: Commit, *, on: Sequence[str], adds_columns: bool = False) -> None:
     """Update the rows of the table with the same values in the columns `on`, and insert the others. Null equals null.
 
-    Columns of the table that `rows` does not have keep their values, and are null in a new row.
+    Columns of the table that `rows` does not have keep their values, and are null in a new row. `adds_columns`: as in
+    `append`.
     """
     from delta.tables import DeltaTable
 
@@ -61,6 +67,8 @@ def merge(rows: DataFrame, path: str, commit: Commit, *, on: Sequence[str]) -> N
     values: dict[str, str | Column] = {_quoted(name): f"output.{_quoted(name)}" for name in rows.columns}
     with _conf(session, {**_MERGE_CONF, **identity}):
         merged = DeltaTable.forPath(session, path).alias("table").merge(rows.alias("output"), same_key)
+        if adds_columns:
+            merged = merged.withSchemaEvolution()
         merged.whenMatchedUpdate(set=values).whenNotMatchedInsert(values=values).execute()
 
 

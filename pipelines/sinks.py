@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.data_files import DataFile, NoFiles, OutputFiles, TableFiles
-from pipelines.delta_files import DeltaFiles, require_partition_columns
+from pipelines.delta_files import DeltaFiles, require_nullable, require_partition_columns
 from pipelines.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
 from pipelines.delta_log import DeltaLog, KnownTable
 from pipelines.delta_rows import Commit, append, merge, require_unique
@@ -109,6 +109,8 @@ class DeltaSink:
     merge_on            key columns: a row of the output updates the row of the table with the same key (MERGE INTO), or is
                         inserted. Null equals null. A batch with two rows of a key stops with `WrongResult` before it
                         writes. Needs writer "spark"
+    add_columns         the first batch that has new columns adds them to the table, in the same commit. They must be
+                        nullable; earlier rows have null
 
     Checks the table's history before each batch: the table must hold the previous batch, and since then no other writer may
     have deleted, replaced, overwritten or restored it. Otherwise the query stops with `SinkChanged`.
@@ -125,6 +127,7 @@ class DeltaSink:
     writer: Writer | str = Writer.SPARK
     partition_by: Sequence[str] | None = None
     merge_on: Sequence[str] | None = None
+    add_columns: bool = False
     supports_exactly_once: ClassVar[bool] = True
     _log: DeltaLog = field(init=False, repr=False, compare=False)
     _files: DeltaFiles = field(init=False, repr=False, compare=False)
@@ -136,7 +139,9 @@ class DeltaSink:
             )
         self._require_merge_columns()
         log = DeltaLog(self.path, self.storage_options)
-        files = DeltaFiles(self.path, self.storage_options, log=log, partition_by=self.partition_by)
+        files = DeltaFiles(
+            self.path, self.storage_options, log=log, partition_by=self.partition_by, add_columns=self.add_columns
+        )
         object.__setattr__(self, "_log", log)
         object.__setattr__(self, "_files", files)
 
@@ -183,15 +188,15 @@ class DeltaSink:
                 )
             return
         self._require_lasting_transactions(table)
-        opened = table.opened()
-        require_partition_columns(self.path, opened.metadata().partition_columns, self.partition_by)
-        there = {field.name.lower() for field in opened.schema().fields}
-        missing = [name for name in output.names if name.lower() not in there]
-        if missing and self.writer == Writer.SPARK and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
+        require_partition_columns(self.path, table.opened().metadata().partition_columns, self.partition_by)
+        missing = _missing(output.names, table)
+        if self.add_columns:
+            require_nullable(self.path, [output.field(name) for name in missing])
+        elif missing and self.writer == Writer.SPARK and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
             raise SchemaMismatch(
                 f"the sink's table has no columns {missing}",
                 path=self.path,
-                hint="add them with ALTER TABLE ADD COLUMNS",
+                hint="use add_columns=True, or add them with ALTER TABLE ADD COLUMNS",
             )
 
     def held(self, query_id: str, batch: int) -> str | None:
@@ -232,10 +237,12 @@ class DeltaSink:
         commit = _commit_of(attempt)
         if self.merge_on is not None:
             require_unique(rows, self.path, on=self.merge_on, batch=attempt.batch)
-        if self.merge_on is None or self._table() is None:
-            append(rows, self.path, commit, partition_by=self.partition_by)
+        table = self._table()
+        adds_columns = self.add_columns and table is not None and bool(_missing(rows.columns, table))
+        if self.merge_on is None or table is None:
+            append(rows, self.path, commit, partition_by=self.partition_by, adds_columns=adds_columns)
         else:
-            merge(rows, self.path, commit, on=self.merge_on)
+            merge(rows, self.path, commit, on=self.merge_on, adds_columns=adds_columns)
 
     def plan_files(self, output: pa.Schema) -> TableFiles | None:
         return self._files.plan(output) if self.writer == Writer.TASKS else None
@@ -293,6 +300,12 @@ def _require_keys(merge_on: Sequence[str], output: pa.Schema) -> None:
             )
         if "map<" in str(output.field(name).type):
             raise UnsupportedType(f"merge_on names the column {name}: maps cannot be compared", hint="merge on others")
+
+
+def _missing(columns: Sequence[str], table: KnownTable) -> list[str]:
+    """Return the columns that a table does not have."""
+    there = {name.lower() for name in table.metadata().columns}
+    return [name for name in columns if name.lower() not in there]
 
 
 def _commit_of(attempt: Attempt) -> Commit:

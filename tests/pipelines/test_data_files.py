@@ -18,11 +18,11 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pipelines import DeltaSink
-from pipelines.data_files import TableFiles
 from pipelines.file_statistics import FileStatistics
-from pipelines.sinks import Attempt, Writer
+from pipelines.sinks import Writer
 from statestore.clock import RandomIds
 from statestore.errors import BadConfiguration, SchemaMismatch, StorageError, UnsupportedTable, WrongResult
+from tests.support.task_files import SIMPLE, attempt, simple, written
 
 UTC = dt.UTC
 ALL_TYPES = pa.schema(
@@ -58,32 +58,11 @@ ROWS = [
         "day": dt.date(9999, 12, 31), "tags": [], "counts": [],
     },
 ]  # fmt: skip
-SIMPLE = pa.schema([("key", pa.int64()), ("region", pa.string())])
-
-
-def attempt(batch: int, name: str = "a") -> Attempt:
-    return Attempt("query", "root", batch, name)
-
-
-def written(sink: DeltaSink, rows: pa.Table, batch: int, name: str = "a", pieces: int = 1) -> TableFiles:
-    """One batch of one task, in pieces."""
-    plan = sink.plan_files(rows.schema)
-    assert plan is not None
-    with plan.open(0, RandomIds()) as files:
-        size = max(rows.num_rows // pieces, 1)
-        for start in range(0, rows.num_rows, size):
-            files.write(rows.slice(start, size))
-        sink.commit_files(plan, files.complete(), attempt(batch, name))
-    return plan
 
 
 @pytest.fixture
 def sink(tmp_path: Path) -> DeltaSink:
     return DeltaSink(str(tmp_path / "table"), writer=Writer.TASKS)
-
-
-def simple(*regions: str | None) -> pa.Table:
-    return pa.table({"key": list(range(len(regions))), "region": list(regions)}, schema=SIMPLE)
 
 
 @pytest.mark.spark
