@@ -22,7 +22,7 @@ from pipelines.assignments import Assignments
 from pipelines.operator import StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskReport
-from pipelines.task import TaskPlan, _Task
+from pipelines.task import Task, TaskPlan, Worker
 from statestore.batch_times import BatchTimes
 from statestore.commit_metrics import CommitMetrics
 from statestore.engine.sweep import SweepLimits
@@ -163,7 +163,7 @@ def _run_task(spec: StorageSpec, folder: Path, part_bytes: int, seed: int) -> li
     numbers = np.arange(_KEYS * _PARTITIONS)
     columns = [pa.array(numbers), pa.array(numbers), pa.array((numbers // _KEYS).astype(np.int32))]
     rows = pa.table(columns, schema=_ROWS.append(pa.field(GROUP_COLUMN, pa.int32())))
-    for _ in _Task(plan, 0).run(iter(rows.to_batches(max_chunksize=10_000))):
+    for _ in Task(plan, 0, Worker.of(plan)).run(iter(rows.to_batches(max_chunksize=10_000))):
         pass
     return reports.all
 

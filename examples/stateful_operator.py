@@ -26,17 +26,19 @@ def update(rows: pa.Table, state: pa.Table) -> Update:
     return Update(output=totals, state=totals)
 
 
+OPERATOR = StatefulOperator(
+    keys=["customer"],
+    order_by=["id"],
+    state=TOTALS,
+    output=pa.schema([("customer", pa.string()), *TOTALS]),
+    update=update,
+)
+
+
 def run(spark: SparkSession, folder: str) -> StatefulQuery:
     """Start the query. It continues from its last batch if it has run before."""
-    operator = StatefulOperator(
-        keys=["customer"],
-        order_by=["id"],
-        state=TOTALS,
-        output=pa.schema([("customer", pa.string()), *TOTALS]),
-        update=update,
-    )
     return start(
-        operator,
+        OPERATOR,
         spark.readStream.format("delta").load(f"{folder}/orders"),
         root=f"{folder}/state",
         checkpoint=f"{folder}/checkpoint",

@@ -1,6 +1,7 @@
 """PySpark streaming jobs that write only changelogs: a stateful operator, its sinks, and the call that starts it."""
 
 from pipelines.batch_log import LogLayout
+from pipelines.harness import OperatorHarness, Result
 from pipelines.host import Host
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
@@ -19,9 +20,11 @@ __all__ = [
     "LogLayout",
     "NoSink",
     "Observer",
+    "OperatorHarness",
     "Outcome",
     "Phase",
     "Pieces",
+    "Result",
     "Sink",
     "StatefulOperator",
     "StatefulQuery",

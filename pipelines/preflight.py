@@ -58,12 +58,17 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
     if asked is None:
         # Spark's default of 200 shuffle partitions is more than the default number of key groups.
         return min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
+    require_partitions(asked, key_groups)
+    return asked
+
+
+def require_partitions(asked: int, key_groups: int) -> None:
+    """Raise `UnsupportedEnvironment` for more partitions than key groups, and for none."""
     if not 0 < asked <= key_groups:
         raise UnsupportedEnvironment(
             f"partitions={asked} is not between 1 and the number of key groups ({key_groups})",
             hint=f"use 1 to {key_groups} partitions",
         )
-    return asked
 
 
 def chosen_tasks(asked: int | None) -> int | None:
@@ -85,18 +90,22 @@ def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
     return LogLayout(asked)
 
 
-def row_columns(operator: StatefulOperator, stream: DataFrame) -> pa.Schema:
-    """Return the columns of the stream for tasks. Raises `UnsupportedEnvironment`, `UnsupportedType`, `SchemaMismatch`."""
+def require_stream(stream: DataFrame) -> None:
+    """Raise `UnsupportedEnvironment` for a DataFrame that is not a stream."""
     if not stream.isStreaming:
         raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read the input with spark.readStream")
-    missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.columns]
+
+
+def row_columns(operator: StatefulOperator, stream: StructType) -> pa.Schema:
+    """Return the columns of the stream for tasks. Raises `UnsupportedType`, `SchemaMismatch`."""
+    missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.names]
     if missing:
-        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.columns}")
-    if len(set(stream.columns)) < len(stream.columns):
-        raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.columns}")
-    _require_free_names("the stream", stream.columns)
+        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.names}")
+    if len(set(stream.names)) < len(stream.names):
+        raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.names}")
+    _require_free_names("the stream", stream.names)
     fields: list[pa.Field] = []
-    for column in stream.schema:
+    for column in stream:
         if column.name in operator.keys:
             _require_bytes_tell_equality(column)
         if column.name in operator.order_by:

@@ -144,7 +144,8 @@ def start(
     require_classic(session)
     layout = preflight.log_layout(log, structure)
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
-    row_columns = preflight.row_columns(operator, stream)
+    preflight.require_stream(stream)
+    row_columns = preflight.row_columns(operator, stream.schema)
     preflight.require_usable(operator)
     preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root

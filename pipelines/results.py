@@ -150,7 +150,7 @@ def _from_objects(values: Any, declared: pa.DataType) -> pa.Array:
         row = first_refused(_Sliced(values), lambda part: convert(part.values))
         raise _Refused(str(error), row, _cut(repr(values.iloc[row]))) from error
     for row, (given, kept) in enumerate(zip(values, array.to_pylist(), strict=True)):
-        if not _is_same(given, kept, declared):
+        if not is_same(given, kept, declared):
             raise _Refused(f"it would become {_cut(repr(kept))}", row, _cut(repr(given)))
     return array
 
@@ -168,26 +168,24 @@ class _Sliced:
         return _Sliced(self.values.iloc[start : start + length])
 
 
-def _is_same(given: Any, kept: Any, kind: pa.DataType) -> bool:
+def is_same(given: Any, kept: Any, kind: pa.DataType) -> bool:
     is_a = pa.types
     if kept is None:
         return _is_missing(given)
     if is_a.is_map(kind):
         pairs = list(given.items() if isinstance(given, Mapping) else given)
         return len(pairs) == len(kept) and all(
-            _is_same(a[0], b[0], kind.key_type) and _is_same(a[1], b[1], kind.item_type)
+            is_same(a[0], b[0], kind.key_type) and is_same(a[1], b[1], kind.item_type)
             for a, b in zip(pairs, kept, strict=True)
         )
     if is_a.is_struct(kind):
         return (
             isinstance(given, Mapping)
             and set(given) <= set(kept)
-            and all(_is_same(given.get(field.name), kept[field.name], field.type) for field in kind)
+            and all(is_same(given.get(field.name), kept[field.name], field.type) for field in kind)
         )
     if is_a.is_list(kind):
-        return len(given) == len(kept) and all(
-            _is_same(a, b, kind.value_type) for a, b in zip(given, kept, strict=True)
-        )
+        return len(given) == len(kept) and all(is_same(a, b, kind.value_type) for a, b in zip(given, kept, strict=True))
     return _is_same_value(given, kept, kind)
 
 

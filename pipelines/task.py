@@ -16,7 +16,7 @@ import os
 import pickle
 import socket
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -99,13 +99,20 @@ class TaskPlan:
 
         context = TaskContext.get()
         assert context is not None
-        task = _Task(self, context.partitionId())
+        task = Task(self, context.partitionId(), Worker.of(self))
         try:
             yield from task.run(batches)
         except (HotKey, LineageCeiling, WrongInitial, WrongInput, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
             yield from task.fail(error)
+        else:
+            # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
+            threading.Thread(target=task.maintain_host, daemon=True).start()
+
+    def copies_folder(self) -> Path:
+        """Return the folder of the local copies of the root's stores on this host."""
+        return user_folder(Path(self.local_folder).absolute()) / self.root_id
 
     def result_schema(self) -> pa.Schema:
         """Return the columns that a task returns: its pickled report, or the output's columns, nullable because of the
@@ -116,18 +123,38 @@ class TaskPlan:
         return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
 
 
-class _Task:
-    def __init__(self, plan: TaskPlan, task: int) -> None:
+@dataclass(frozen=True)
+class Worker:
+    """The client of the root and the open local copies, which the tasks of a process share."""
+
+    storage: Storage
+    copies: OpenCopies
+
+    @classmethod
+    def of(cls, plan: TaskPlan) -> Worker:
+        """Return the worker of this process."""
+        return cls(
+            _worker_storage(plan.root, plan.root_id, plan.local_folder, plan.sweep, os.getpid()),
+            _worker_copies(plan.limits.block_cache_bytes, os.getpid()),
+        )
+
+
+class Task:
+    """One task of a batch: processes its partitions. `TaskPlan` runs it in Spark, `OperatorHarness` without."""
+
+    def __init__(self, plan: TaskPlan, task: int, worker: Worker) -> None:
         self._plan = plan
         self._task = task
         self._ids = RandomIds()
         self._tag = tag_of(self._ids.fresh())
-        self._storage = _worker_storage(plan.root, plan.root_id, plan.local_folder, plan.sweep, os.getpid())
+        self._worker = worker
+        self._storage = worker.storage
         self._requests_before = self._storage.requests.snapshot()
         self._reports: list[PartitionReport] = []
         self._wanting: list[tuple[StoreAddress, VersionId]] = []
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Process the rows of the task, sorted by key group, and return its results, see `TaskPlan.result_schema`."""
         output = self._plan.output
         if isinstance(output, OutputFiles):
             yield _report_row(self._report_of_files(batches, output))
@@ -146,6 +173,20 @@ class _Task:
             return
         output.add(failure)
         yield from self._marker()
+
+    def maintain_host(self) -> None:
+        """Advance the host's local copies to this batch's bases, which are committed. Periodically delete unused copies."""
+        plan = self._plan
+        # Uses its own client, so that the next task counts only its own requests.
+        storage = open_storage(plan.root, cache=_cache(plan.root_id, plan.local_folder, plan.sweep))
+        for address, base in self._wanting:
+            # A damaged copy is already marked: it is not used any more, and the next load rebuilds it.
+            with contextlib.suppress(StatekeeperError):
+                advance_local_copy(
+                    address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits
+                )
+        folder = user_folder(Path(plan.local_folder).absolute())
+        sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 
     def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: OutputFiles) -> TaskReport:
         with table.open(self._task, self._ids) as files:
@@ -166,12 +207,11 @@ class _Task:
     def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
         """Process the partitions and return their output piece by piece."""
         plan = self._plan
-        folder = Path(plan.local_folder).absolute()
-        host = f"{socket.gethostname()}:{folder}"
-        copies = user_folder(folder) / plan.root_id
+        host = f"{socket.gethostname()}:{Path(plan.local_folder).absolute()}"
+        copies = plan.copies_folder()
         for numbers, rows in plan.partitioning.split(batches, self._task, len(plan.row_columns)):
             opened = {
-                number: _Stores(plan, number, storage=self._storage, ids=self._ids, folder=copies) for number in numbers
+                number: _Stores(plan, number, worker=self._worker, ids=self._ids, folder=copies) for number in numbers
             }
             with contextlib.ExitStack() as stack:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
@@ -191,8 +231,6 @@ class _Task:
                 loaded = None if initial is None else initial.digests.get(number, RowsDigest())
                 self._reports.append(partition.report(group, host, peak_bytes, loaded))
                 self._wanting += partition.wanting()
-        # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
-        threading.Thread(target=_keep_house, args=(self._wanting, plan), daemon=True).start()
 
     def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
         rows = output.num_rows
@@ -210,12 +248,12 @@ class _Task:
 class _Stores:
     """The stores of one partition: opened for the batch, and reported."""
 
-    def __init__(self, plan: TaskPlan, partition: int, *, storage: Storage, ids: Ids, folder: Path) -> None:
+    def __init__(self, plan: TaskPlan, partition: int, *, worker: Worker, ids: Ids, folder: Path) -> None:
         self._plan = plan
         self._partition = partition
         self._folder = folder
         self._assigned = plan.assignments.of_partition(partition)
-        self._storage = storage
+        self._worker = worker
         self._ids = ids
         self.stores: dict[str, StateStore] = {}
 
@@ -227,22 +265,19 @@ class _Stores:
                 _rewrite(self.stores[store.name], arrow_schema(self._plan.rewrites[operator]), store.values)
         return self.stores
 
-    def _address(self, operator: int) -> StoreAddress:
-        return StoreAddress(StorePath(operator, self._partition), self._folder / f"{operator}-{self._partition}")
-
     def _load(self, operator: int) -> StateStore:
         assigned = self._assigned[operator]
         return StateStore.load(
-            self._address(operator),
+            store_address(self._folder, operator, self._partition),
             assigned.base,
-            storage=self._storage,
+            storage=self._worker.storage,
             clock=SystemClock(),
             ids=self._ids,
             snapshots=assigned.snapshots,
             limits=self._plan.limits,
             structure=self._plan.structure,
             batch_log=self._plan.batch_log,
-            open_copies=_worker_copies(self._plan.limits.block_cache_bytes, os.getpid()),
+            open_copies=self._worker.copies,
         )
 
     def report(
@@ -272,10 +307,15 @@ class _Stores:
     def wanting(self) -> list[tuple[StoreAddress, VersionId]]:
         """Return the stores whose local copies need compaction, with the versions to which they may advance."""
         return [
-            (self._address(operator), self._assigned[operator].base)
+            (store_address(self._folder, operator, self._partition), self._assigned[operator].base)
             for operator, store in enumerate(self.stores.values())
             if store.needs_compaction
         ]
+
+
+def store_address(copies: Path, operator: int, partition: int) -> StoreAddress:
+    """Return the address of a store whose local copy is in `copies`, see `TaskPlan.copies_folder`."""
+    return StoreAddress(StorePath(operator, partition), copies / f"{operator}-{partition}")
 
 
 def _rewrite(store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
@@ -287,18 +327,6 @@ def _rewrite(store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
         for field in added:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
         store.put(keys, encode_values(rows))
-
-
-def _keep_house(wanting: Sequence[tuple[StoreAddress, VersionId]], plan: TaskPlan) -> None:
-    """Advance the host's local copies to this batch's bases, which are committed. Periodically delete unused copies."""
-    # Uses its own client, so that the next task counts only its own requests.
-    storage = open_storage(plan.root, cache=_cache(plan.root_id, plan.local_folder, plan.sweep))
-    for address, base in wanting:
-        # A damaged copy is already marked: it is not used any more, and the next load rebuilds it.
-        with contextlib.suppress(StatekeeperError):
-            advance_local_copy(address, base, storage=storage, clock=SystemClock(), ids=RandomIds(), limits=plan.limits)
-    folder = user_folder(Path(plan.local_folder).absolute())
-    sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 
 
 @functools.lru_cache(maxsize=4)

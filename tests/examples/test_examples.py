@@ -36,7 +36,28 @@ def _run(script: str, *arguments: object, environment: Mapping[str, str] | None 
 
 def test_each_example_has_a_test() -> None:
     found = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
-    assert found == {"native_query.py", "stateful_operator.py", "maintain_on_s3.sh", "check_checkpoint.sh"}
+    assert found == {
+        "native_query.py",
+        "stateful_operator.py",
+        "test_stateful_operator.py",
+        "maintain_on_s3.sh",
+        "check_checkpoint.sh",
+    }
+
+
+def test_the_tests_of_the_operator_need_no_java() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(EXAMPLES / "test_stateful_operator.py"),
+    ]
+    without = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
+    done = subprocess.run(command, env={**os.environ, **without}, cwd=REPOSITORY, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode()
 
 
 def test_the_ci_check_passes_for_an_intact_checkpoint_and_fails_for_a_damaged_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pipelines.operator import Pieces, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.progress import BatchReport, Outcome
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import TaskPlan, _Task
+from pipelines.task import Task, TaskPlan, Worker
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
@@ -109,7 +109,7 @@ def run(
     )
     numbers = pa.array(np.arange(KEYS))
     rows = pa.table([numbers, numbers], schema=ROWS).append_column(GROUP_COLUMN, pa.array(np.zeros(KEYS, np.int32)))
-    for _ in _Task(plan, 0).run(iter(rows.to_batches(max_chunksize=KEYS // 10))):
+    for _ in Task(plan, 0, Worker.of(plan)).run(iter(rows.to_batches(max_chunksize=KEYS // 10))):
         pass
     (report,) = reports.all
     return report

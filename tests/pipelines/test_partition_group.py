@@ -14,7 +14,7 @@ from pipelines.assignments import Assignments
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, TOGETHER, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
+from pipelines.task import MARKER_COLUMN, Task, TaskPlan, Worker
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
@@ -92,7 +92,7 @@ class Query:
             sweep=SweepLimits(),
             output=Reporting(self),
         )
-        output = pa.Table.from_batches(list(_Task(plan, 0).run(iter(rows.to_batches(max_chunksize=7)))))
+        output = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(rows.to_batches(max_chunksize=7)))))
         self.bases = tuple(report.stores[0].new for report in self.reports)
         return [row for row in output.select(["key", "value", MARKER_COLUMN]).to_pylist() if not row[MARKER_COLUMN]]
 

@@ -182,10 +182,10 @@ def test_a_root_has_at_most_one_partition_per_key_group(delta_session):
 def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
     root, checkpoint = (open_storage(str(tmp_path / name)) for name in ("root", "checkpoint"))
     stream = rate(delta_session)
-    columns = row_columns(OPERATOR, stream)
+    columns = row_columns(OPERATOR, stream.schema)
 
     def check(operator: StatefulOperator = OPERATOR, structure: Structure = Structure.V2) -> None:
-        require_root(root, checkpoint, operator, row_columns(operator, stream), structure)
+        require_root(root, checkpoint, operator, row_columns(operator, stream.schema), structure)
 
     check()
     assert not list(tmp_path.iterdir()), "nothing was written"

@@ -12,7 +12,8 @@ from pipelines.assignments import Assignments
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
+from pipelines.task import MARKER_COLUMN, TaskPlan, Worker
+from pipelines.task import Task as SparkTask
 from statestore.batch_times import BatchTimes
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
@@ -89,7 +90,7 @@ class Task:
             output=self.reports,
         )
         batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
-        found = pa.Table.from_batches(list(_Task(plan, 0).run(iter(batch.to_batches()))))
+        found = pa.Table.from_batches(list(SparkTask(plan, 0, Worker.of(plan)).run(iter(batch.to_batches()))))
         self.bases = {store.operator: (store.new,) for store in self.reports.all[-1].stores}
         return [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
 

@@ -14,7 +14,7 @@ from pipelines.operator import StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts, latest_event_ms
 from pipelines.stored import stored
-from pipelines.task import MARKER_COLUMN, TaskPlan, _Task
+from pipelines.task import MARKER_COLUMN, Task, TaskPlan, Worker
 from pipelines.times import TIMESTAMP
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
@@ -88,7 +88,7 @@ class TimedQuery:
             sweep=SweepLimits(),
             output=self,
         )
-        found = pa.Table.from_batches(list(_Task(plan, 0).run(iter(table.to_batches(max_chunksize=3)))))
+        found = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(table.to_batches(max_chunksize=3)))))
         self.late_watermark_ms = self.watermark_ms
         self.watermark_ms = times.next_watermark_ms(latest_event_ms(self.reports), self.operator.lateness_ms)
         self.number += 1
