@@ -37,6 +37,7 @@ from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
 from pipelines.stored import store_schemas
 from pipelines.task import TaskPlan
+from pipelines.times import Batch
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
 from statestore.engine.sweep import SweepLimits
@@ -197,6 +198,7 @@ class BatchDriver:
                 driver_requests=spent.total,
                 metrics=self._metrics.end(spent),
                 notes=notes,
+                times=None if isinstance(begin, Done) else Batch.of(begin.times),
             )
         )
 

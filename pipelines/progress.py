@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from pipelines.reports import PartitionReport, StoreReport
+from pipelines.times import Batch
 from statestore.format import batch_log
 from statestore.query_metrics import QueryMetrics
 
@@ -35,8 +36,12 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReport:
-    """Report of a committed batch. `milliseconds`: phase -> time until the next phase. `metrics`: the figures of this batch
-    and the newest ones before it."""
+    """Report of a committed batch.
+
+    milliseconds  phase -> time until the next phase
+    metrics       the figures of this batch and the newest ones before it
+    times         time and watermark of the batch; None if it was committed before
+    """
 
     batch: int
     outcome: Outcome
@@ -46,6 +51,22 @@ class BatchReport:
     driver_requests: int
     metrics: QueryMetrics
     notes: tuple[str, ...] = ()
+    times: Batch | None = None
+
+    @property
+    def late_rows(self) -> int:
+        """The rows that were dropped because they were late."""
+        return sum(report.times.late_rows for report in self.partitions)
+
+    @property
+    def fired_timers(self) -> int:
+        """The timers that were due."""
+        return sum(report.times.fired_timers for report in self.partitions)
+
+    @property
+    def expired_rows(self) -> int:
+        """The rows of the state that were deleted because they had expired."""
+        return sum(report.times.expired_rows for report in self.partitions)
 
     @property
     def early_upload_share(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from pipelines.session import require_classic
 from pipelines.sinks import DeltaSink, NoSink, Sink
 from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
+from pipelines.tick import with_ticks
 from statestore.clock import RandomIds, SystemClock
 from statestore.errors import SparkDied, StatekeeperError
 from statestore.format.structure import Structure
@@ -106,6 +108,7 @@ def start(
     structure: Structure = Structure.V2,
     log: LogLayout | str = LogLayout.STORES,
     initial: Initial | None = None,
+    tick: str | dt.timedelta | None = None,
     storage_timeout_seconds: float = 120.0,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
@@ -130,6 +133,9 @@ def start(
                  several stores a dict from store name to DataFrame, or a function that returns one of them. Batch 0
                  writes these rows into the state before it processes its input. If batch 0 runs again, `initial` must
                  return the same rows. After batch 0 is committed, `initial` is ignored, and not called if it is a function
+    tick         start a batch at least this often, also without input, so that timers fire and state expires: a duration
+                 such as "10s". It is a further source of the query, so it cannot be added to an existing checkpoint or
+                 removed from it; the duration can change
     storage_timeout_seconds
                  how long a batch waits for unavailable storage. The query keeps the changes and sends the same request
                  again until it succeeds. After this time it fails with `StorageError`. 0: a few tries
@@ -146,6 +152,8 @@ def start(
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
     preflight.require_stream(stream)
     row_columns = preflight.row_columns(operator, stream.schema)
+    if tick is not None:
+        stream = with_ticks(stream, tick)
     preflight.require_usable(operator)
     preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
