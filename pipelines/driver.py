@@ -74,6 +74,7 @@ class BatchDriver:
         structure: Structure = Structure.V2,
         log: LogLayout = LogLayout.STORES,
         initial: InitialState | None = None,
+        inputs: tuple[str, ...] = (),
         clock: Clock,
         ids: Ids,
         observer: Observer,
@@ -96,6 +97,7 @@ class BatchDriver:
         self._structure = structure
         self._log = log
         self._initial = initial
+        self._inputs = inputs
         self._clock = clock
         self._ids = ids
         self._observer = observer
@@ -212,6 +214,7 @@ class BatchDriver:
                 key_groups=self._key_groups,
                 stores=schemas,
                 initial=self._initial is not None,
+                inputs=self._inputs,
             )
             self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
             held = self._root.binding

@@ -2,7 +2,7 @@
 
 The time of a key is in another store. The index has an entry at that time, *or at an earlier one*. So a time that moves on
 with each batch, as a timeout does, writes no entry: when the old entry is due, the key gets an entry at its present time.
-An entry of a key without a time is a leftover, which is deleted when it is due. See docs/decisions/046.
+An entry of a key without a time is a leftover, which is deleted when it is due. See docs/decisions/047.
 
 Times are in us since the epoch, shape (keys,); `NEVER` for a key without a time.
 """

@@ -7,9 +7,12 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from pipelines import preflight
+from pipelines.inputs import INPUT_COLUMN, columns_of_all
+from pipelines.operator import StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.results import is_same, null_in
 from statestore.errors import SchemaMismatch, UnsupportedType
@@ -17,14 +20,81 @@ from statestore.format.lossless import lossless
 from statestore.format.murmur3 import partitions_of, row_hashes
 
 GivenRows: TypeAlias = Any
-"""A `pyarrow.Table`, a `pandas.DataFrame` or a list of dicts. A key that a dict lacks is null."""
+"""A `pyarrow.Table`, a `pandas.DataFrame` or a list of dicts; for several inputs a mapping: name -> rows."""
 
 _DECLARE = "declare the columns: OperatorHarness(operator, columns=pyarrow.schema(...))"
 _REFUSALS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 _NULL = (0,)
 
 
-def spark_schema(columns: pa.Schema) -> StructType:
+class GivenStream:
+    """The stream of a test. `columns`: those of its rows, for tasks.
+
+    Raises `SchemaMismatch` and `UnsupportedType` as `start`.
+    """
+
+    def __init__(self, operator: StatefulOperator, given: pa.Schema | Mapping[str, pa.Schema]) -> None:
+        self._operator = operator
+        self._inputs: Mapping[str, pa.Schema] | None = None
+        if isinstance(given, Mapping):
+            in_spark = {name: _spark_schema(columns) for name, columns in given.items()}
+            self._inputs = {name: to_arrow_schema(columns, timezone="UTC") for name, columns in in_spark.items()}
+            self.columns = preflight.row_columns(operator, columns_of_all(operator, in_spark))
+        else:
+            self.columns = preflight.row_columns(operator, _spark_schema(given))
+
+    def routed(self, given: GivenRows, key_groups: int) -> pa.Table:
+        """Convert rows without loss, append their key group, and sort them by key group, key and order columns, as
+        `operator_job` does in Spark. Raises `SchemaMismatch`."""
+        rows = _with_columns(given, self.columns) if self._inputs is None else self._rows_of_all(given, self._inputs)
+        keys = self._operator.key_columns(self.columns)
+        groups = partitions_of(row_hashes(rows.select(keys.names).cast(keys)), key_groups)
+        placed = rows.append_column(pa.field(GROUP_COLUMN, pa.int32()), pa.array(groups, pa.int32()))
+        return sorted_by(placed, [GROUP_COLUMN, *keys.names, *self._operator.order_by])
+
+    def _rows_of_all(self, given: GivenRows, inputs: Mapping[str, pa.Schema]) -> pa.Table:
+        if not isinstance(given, Mapping) or not given.keys() <= inputs.keys():
+            raise SchemaMismatch(
+                "the rows are not a dict of the inputs",
+                hint=f"give a dict from input to rows; inputs: {sorted(inputs)}",
+            )
+        tables = [self.columns.empty_table()]
+        for name, of_input in sorted(given.items()):
+            rows = _with_columns(of_input, inputs[name])
+            columns = {column.name: pa.nulls(rows.num_rows, column.type) for column in self.columns}
+            columns |= dict(zip(rows.column_names, rows.columns, strict=True))
+            columns[INPUT_COLUMN] = pa.array([name] * rows.num_rows, pa.string())
+            tables.append(pa.table(columns).cast(self.columns))
+        return pa.concat_tables(tables)
+
+
+def columns_in(given: GivenRows) -> pa.Schema | Mapping[str, pa.Schema]:
+    """Return the columns that the rows have, for several inputs by name. Raises `SchemaMismatch`."""
+    if isinstance(given, Mapping):
+        return {name: columns_in(rows) for name, rows in given.items()}
+    if not _are_dicts(given):
+        return _table(given).schema
+    if not given:
+        raise SchemaMismatch("the first batch has no rows: the columns of the stream are unknown", hint=_DECLARE)
+    fields = []
+    for name in _names(given):
+        try:
+            fields.append(pa.field(name, pa.array([row.get(name) for row in given]).type))
+        except _REFUSALS as error:
+            raise SchemaMismatch(
+                f"column {name} has values of different types: {_line(error)}", hint=_DECLARE
+            ) from error
+    return pa.schema(fields)
+
+
+def sorted_by(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Sort rows by these columns as Spark sorts them. The sort is stable."""
+    ranks = [_ranks(rows[name]) for name in columns]
+    order = sorted(range(rows.num_rows), key=lambda row: [of[row] for of in ranks])
+    return rows.take(pa.array(order, pa.int64()))
+
+
+def _spark_schema(columns: pa.Schema) -> StructType:
     """Return the columns as those of a stream. Raises `UnsupportedType` for a type that Spark does not have."""
     found = StructType()
     for column in columns:
@@ -41,24 +111,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
     return found
 
 
-def columns_in(given: GivenRows) -> pa.Schema:
-    """Return the columns that the rows have. Raises `SchemaMismatch`."""
-    if not _are_dicts(given):
-        return _table(given).schema
-    if not given:
-        raise SchemaMismatch("the first batch has no rows: the columns of the stream are unknown", hint=_DECLARE)
-    fields = []
-    for name in _names(given):
-        try:
-            fields.append(pa.field(name, pa.array([row.get(name) for row in given]).type))
-        except _REFUSALS as error:
-            raise SchemaMismatch(
-                f"column {name} has values of different types: {_line(error)}", hint=_DECLARE
-            ) from error
-    return pa.schema(fields)
-
-
-def with_columns(given: GivenRows, columns: pa.Schema) -> pa.Table:
+def _with_columns(given: GivenRows, columns: pa.Schema) -> pa.Table:
     """Convert rows to a table with these columns, without loss. Raises `SchemaMismatch`."""
     are_dicts = _are_dicts(given)
     table = None if are_dicts else _table(given)
@@ -81,20 +134,6 @@ def with_columns(given: GivenRows, columns: pa.Schema) -> pa.Table:
             )
         converted.append(column)
     return pa.Table.from_arrays(converted, schema=columns)
-
-
-def routed(rows: pa.Table, keys: pa.Schema, order_by: Sequence[str], key_groups: int) -> pa.Table:
-    """Append the key group, and sort the rows by key group, key and order columns, as `operator_job` does in Spark."""
-    groups = partitions_of(row_hashes(rows.select(keys.names).cast(keys)), key_groups)
-    placed = rows.append_column(pa.field(GROUP_COLUMN, pa.int32()), pa.array(groups, pa.int32()))
-    return sorted_by(placed, [GROUP_COLUMN, *keys.names, *order_by])
-
-
-def sorted_by(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Sort rows by these columns as Spark sorts them. The sort is stable."""
-    ranks = [_ranks(rows[name]) for name in columns]
-    order = sorted(range(rows.num_rows), key=lambda row: [of[row] for of in ranks])
-    return rows.take(pa.array(order, pa.int64()))
 
 
 def _are_dicts(given: GivenRows) -> bool:

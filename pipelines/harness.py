@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipelines import preflight
 from pipelines.assignments import Assignments
-from pipelines.given_rows import GivenRows, columns_in, routed, sorted_by, spark_schema, with_columns
+from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
 from pipelines.operator import TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked, latest_event_ms
@@ -66,7 +66,8 @@ class OperatorHarness:
     """Runs the batches of a stateful operator in this process, without Spark and Java, for unit tests.
 
     operator     the operator to test
-    columns      columns of the stream; the default is the columns of the first batch
+    columns      columns of the stream; the default is the columns of the first batch. For several inputs a mapping: name ->
+                 columns
     partitions   number of partitions, see `start`. One task processes all of them
     key_groups   number of hash groups of the keys, see `start`
 
@@ -81,7 +82,7 @@ class OperatorHarness:
         self,
         operator: StatefulOperator,
         *,
-        columns: pa.Schema | None = None,
+        columns: pa.Schema | Mapping[str, pa.Schema] | None = None,
         partitions: int = 1,
         key_groups: int = 128,
     ) -> None:
@@ -89,7 +90,7 @@ class OperatorHarness:
         preflight.require_partitions(partitions, key_groups)
         self._operator = operator
         self._partitioning = Partitioning(partitions, key_groups, tasks=1)
-        self._columns = None if columns is None else preflight.row_columns(operator, spark_schema(columns))
+        self._stream = None if columns is None else GivenStream(operator, columns)
         self._next = BatchTimes(batch=0, time_ms=_START_MS)
         self._stored = stored(operator)
         self._bases = dict.fromkeys(range(len(self._stored)), (EMPTY,) * partitions)
@@ -101,7 +102,8 @@ class OperatorHarness:
         """Run the next batch.
 
         rows   a `pyarrow.Table`, a `pandas.DataFrame` or a list of dicts, in any order. A key that a dict lacks is null.
-               Without rows, timers fire and state expires
+               Without rows, timers fire and state expires. For several inputs a mapping: name -> rows; an input without
+               an entry has no rows
         at     the time of the batch, with a time zone. The default is one second after the previous batch, and 2026-01-01
                in UTC for the first batch
 
@@ -111,17 +113,12 @@ class OperatorHarness:
         Raises `SchemaMismatch` and `UnsupportedType` for rows that do not fit the stream, `WrongInput`, `WrongResult`,
         `HotKey`, and each error of the function. The state is then as before, and the batch can be run again.
         """
-        if self._columns is None:
-            self._columns = preflight.row_columns(self._operator, spark_schema(columns_in(rows)))
-        placed = routed(
-            with_columns(rows, self._columns),
-            self._operator.key_columns(self._columns),
-            self._operator.order_by,
-            self._partitioning.key_groups,
-        )
+        stream = self._stream or GivenStream(self._operator, columns_in(rows))
+        placed = stream.routed(rows, self._partitioning.key_groups)
+        self._stream = stream
         times = self._times(at)
         reports = _Reports()
-        plan = self._plan(self._columns, reports, times)
+        plan = self._plan(stream.columns, reports, times)
         task = Task(plan, 0, self._worker)
         returned = pa.Table.from_batches(list(task.run(iter(placed.to_batches()))), schema=plan.result_schema())
         [report] = checked(reports.all, self._bases, self._partitioning)

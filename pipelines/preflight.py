@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
@@ -88,12 +88,6 @@ def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
             hint='use structure V2, or log="stores"',
         )
     return LogLayout(asked)
-
-
-def require_stream(stream: DataFrame) -> None:
-    """Raise `UnsupportedEnvironment` for a DataFrame that is not a stream."""
-    if not stream.isStreaming:
-        raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read the input with spark.readStream")
 
 
 def row_columns(operator: StatefulOperator, stream: StructType) -> pa.Schema:
@@ -197,6 +191,7 @@ def require_root(
     columns: pa.Schema,
     structure: Structure,
     initial: InitialState | None = None,
+    inputs: tuple[str, ...] = (),
 ) -> None:
     """Check that root and checkpoint belong together, and the columns of the initial rows if batch 0 will read them.
 
@@ -214,6 +209,7 @@ def require_root(
         key_groups=1,
         stores=store_schemas(operator, columns),
         initial=initial is not None,
+        inputs=inputs,
     )
     require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)
     if initial is not None and catalog.newest_batch(root) is None:

@@ -17,6 +17,7 @@ from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver, StopWanted
 from pipelines.host import Host
 from pipelines.initial import Initial, InitialState
+from pipelines.inputs import columns_of_all, given_streams, rows_of_all
 from pipelines.operator import StatefulOperator
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
@@ -97,8 +98,9 @@ class StatefulQuery:
 
 def start(
     operator: StatefulOperator,
-    stream: DataFrame,
+    stream: DataFrame | None = None,
     *,
+    inputs: Mapping[str, DataFrame] | None = None,
     root: str | StorageSpec,
     checkpoint: str | StorageSpec,
     sink: Sink,
@@ -115,8 +117,12 @@ def start(
     observer: Observer | None = None,
     name: str | None = None,
 ) -> StatefulQuery:
-    """Run `operator` on a streaming DataFrame.
+    """Run `operator` on a streaming DataFrame, or on several.
 
+    stream       the input, unless there are several
+    inputs       several inputs: name -> streaming DataFrame. The rows of all inputs come to the operator together, with
+                 the name of their input in the column `input`. Each input needs the key columns; other columns that it
+                 lacks are null. A root keeps the names of its inputs
     root         path or URL of the state; each query needs its own
     checkpoint   checkpoint location of the streaming query, outside the root
     partitions   number of stores of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
@@ -146,14 +152,19 @@ def start(
     `UnusableFunction`, `ForeignRoot`, `RootLost`, `OtherStructure`, `HalfSwitched`, `WrongInitial`, `UnsafeSink`,
     `AccessDenied`, `StorageError`.
     """
-    session = stream.sparkSession
+    streams = given_streams(stream, inputs)
+    session = streams[0].sparkSession
     require_classic(session)
     layout = preflight.log_layout(log, structure)
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
-    preflight.require_stream(stream)
-    row_columns = preflight.row_columns(operator, stream.schema)
+    schema = streams[0].schema
+    rows = streams[0]
+    if inputs is not None:
+        schema = columns_of_all(operator, {name: frame.schema for name, frame in inputs.items()})
+        rows = rows_of_all(inputs, schema)
+    row_columns = preflight.row_columns(operator, schema)
     if tick is not None:
-        stream = with_ticks(stream, tick)
+        rows = with_ticks(rows, tick)
     preflight.require_usable(operator)
     preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
@@ -165,8 +176,9 @@ def start(
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
+    input_names = tuple(sorted(inputs or ()))
     first = None if initial is None else InitialState(operator, row_columns, initial)
-    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first)
+    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names)
     if isinstance(sink, preflight.CheckedSink):
         sink.require_ready(session, operator.output)
     if not sink.supports_exactly_once and not isinstance(sink, NoSink):
@@ -187,12 +199,13 @@ def start(
         structure=structure,
         log=layout,
         initial=first,
+        inputs=input_names,
         clock=clock,
         ids=ids,
         observer=observer or _Silent(),
         warn=_LOG.warning,
     )
-    writer = stream.writeStream.foreachBatch(driver).option("checkpointLocation", checkpoint_spec.url)
+    writer = rows.writeStream.foreachBatch(driver).option("checkpointLocation", checkpoint_spec.url)
     if name:
         writer = writer.queryName(name)
     if trigger:

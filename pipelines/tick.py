@@ -57,7 +57,7 @@ class _Reader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return self.latestOffset()
 
-    def latestOffset(self) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
         return {_TICK: int(time.time() / self._seconds)}
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[InputPartition]:

@@ -82,6 +82,7 @@ class Binding:
     former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
     initial     batch 0 starts from initial rows of the job
     evolution   the run of the newest schema evolution; empty without one
+    inputs      the names of the inputs, in the order of the query's sources; empty for a job with one stream
     """
 
     root_id: str
@@ -93,6 +94,7 @@ class Binding:
     former_ids: tuple[str, ...] = ()
     initial: bool = False
     evolution: str = ""
+    inputs: tuple[str, ...] = ()
 
     def owned_by(self, query_id: str, claim: Claim | None = None) -> Binding:
         """Return the binding with another owner, whose former ids include the present one."""
@@ -187,6 +189,7 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
             "where FOLDER is the new checkpointLocation of the job; for a new query, use a new root",
         )
     _require_same_start(storage, binding, wanted, batch)
+    _require_same_inputs(storage.url, binding.inputs, wanted.inputs)
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
     _require_no_former_schema(storage.url, binding.stores, wanted.stores, older)
@@ -211,6 +214,18 @@ def _require_same_start(storage: Storage, held: Binding, wanted: Binding, batch:
             "query was not started",
             path=storage.url,
             hint="start the job with the same `initial` as before. You can remove it after batch 0 is committed",
+        )
+
+
+def _require_same_inputs(url: str, held: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    """Verify that the offsets in the checkpoint, which are by position, belong to the same inputs. Otherwise an input reads
+    from the offset of another one, and rows are lost (OffsetSeq.toStreamProgress). Raises `SchemaMismatch`."""
+    if held != wanted:
+        has, declares = (f"the inputs {list(of)}" if of else "one input without a name" for of in (held, wanted))
+        raise SchemaMismatch(
+            f"the root has {has}, but the job declares {declares}; the batch was not started",
+            path=url,
+            hint="declare the inputs of the root. For other inputs, start with a new root and a new checkpoint",
         )
 
 
@@ -368,6 +383,8 @@ def encode_binding(binding: Binding) -> bytes:
         body["initial"] = True
     if binding.evolution:
         body["evolution"] = binding.evolution
+    if binding.inputs:
+        body["inputs"] = list(binding.inputs)
     return json.dumps(body, indent=1).encode()
 
 
@@ -401,13 +418,17 @@ def _parsed_flag(body: Mapping[str, Any], name: str) -> bool:
     return flag
 
 
+def _parsed_names(body: Mapping[str, Any], name: str, default: list[str]) -> tuple[str, ...]:
+    held = body.get(name, default)
+    if not isinstance(held, list):
+        raise TypeError(name)
+    return tuple(map(str, held))
+
+
 def _parsed_former_ids(body: dict[str, Any], claim: Claim | None) -> tuple[str, ...]:
     """The former ids. Files of earlier releases have only that of the claim."""
     of_claim = [] if claim is None or claim.former == body["query"] else [claim.former]
-    ids = body.get("formerQueries", of_claim)
-    if not isinstance(ids, list):
-        raise TypeError("no list of ids")
-    return tuple(map(str, ids))
+    return _parsed_names(body, "formerQueries", of_claim)
 
 
 def parse_binding(data: bytes) -> Binding:
@@ -432,6 +453,7 @@ def parse_binding(data: bytes) -> Binding:
             former_ids=_parsed_former_ids(body, claim),
             initial=_parsed_flag(body, "initial"),
             evolution=str(body.get("evolution", "")),
+            inputs=_parsed_names(body, "inputs", []),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

@@ -1,4 +1,4 @@
-"""The scripts of `examples/` run unchanged."""
+"""The scripts of `examples/` run unchanged. `test_examples_of_inputs` runs those with several inputs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def _run(script: str, *arguments: object, environment: Mapping[str, str] | None 
 def test_each_example_has_a_test() -> None:
     found = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")}
     assert found == {
+        "enrichment.py",
+        "join_of_streams.py",
         "native_query.py",
         "stateful_operator.py",
         "test_stateful_operator.py",

@@ -1,0 +1,158 @@
+"""Several inputs are one stream: columns, places in the checkpoint, and declarations that are rejected."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from pipelines.harness import OperatorHarness
+from pipelines.inputs import given_streams
+from pipelines.operator import StatefulOperator, Update
+from pipelines.query import start
+from pipelines.sinks import DeltaSink
+from statestore.binding import bind, encode_binding, parse_binding, require_bindable
+from statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
+from statestore.storage import open_storage
+from tests.support.roots import IDS, wanted
+
+# Spark's workers need not find this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+KEY = ("key", pa.int64())
+ROWS = pa.list_(pa.struct([pa.field("n", pa.int64(), nullable=False)]))
+NULLABLE_ROWS = pa.list_(pa.struct([pa.field("n", pa.int64())]))
+SEEN = pa.schema([("seen", pa.string())])
+
+
+def update(rows: pa.Table, state: pa.Table) -> Update:
+    """Return each row as text. The state has the names of the inputs that a key has seen."""
+    seen = {row["key"]: row["seen"] for row in state.to_pylist()}
+    for row in rows.to_pylist():
+        seen[row["key"]] = seen.get(row["key"], "") + row["input"]
+    new = pa.table({"key": pa.array(seen, pa.int64()), "seen": pa.array(seen.values(), pa.string())})
+    texts = pa.table({"key": rows["key"], "seen": pa.array([repr(row) for row in rows.to_pylist()], pa.string())})
+    return Update(texts, new)
+
+
+OPERATOR = StatefulOperator(["key"], ["at", "input"], state=SEEN, output=pa.schema([KEY, *SEEN]), update=update)
+A = pa.schema([KEY, ("at", pa.int64()), ("a.`b", pa.string()), ("rows", ROWS)])
+B = pa.schema([pa.field("key", pa.int64(), nullable=False), ("rows", NULLABLE_ROWS)])
+COLUMNS = {"b": B, "a": A}
+BATCHES: list[dict[str, list[dict[str, Any]]]] = [
+    {
+        "b": [{"key": 1, "rows": [{"n": None}]}],
+        "a": [{"key": 1, "at": 1, "a.`b": "x", "rows": [{"n": 1}]}, {"key": None}],
+    },
+    {"a": [{"key": 1, "at": 2}, {"key": 2, "at": 1}]},
+    {"b": [{"key": 2}]},
+]
+
+
+def test_an_input_that_lacks_a_column_has_nulls_in_it_and_its_rows_come_first() -> None:
+    with OperatorHarness(OPERATOR, columns=COLUMNS) as harness:
+        first, *_ = [harness.batch(batch) for batch in BATCHES]
+        last = harness.batch({})
+    assert [row["seen"] for row in first.output.to_pylist() if row["key"] == 1] == [
+        "{'key': 1, 'at': None, 'a.`b': None, 'rows': [{'n': None}], 'input': 'b'}",
+        "{'key': 1, 'at': 1, 'a.`b': 'x', 'rows': [{'n': 1}], 'input': 'a'}",
+    ]
+    assert [row["seen"] for row in last.state.to_pylist()] == ["a", "baa", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"a": A, "b": pa.schema([KEY, ("at", pa.string())])}, "column at is bigint in input 'a', but string in 'b'"),
+        (
+            {"a": A, "b": pa.schema([KEY, ("rows", pa.list_(pa.struct([("n", pa.int32())])))])},
+            r"column rows is array<struct<n:bigint>> in input 'a', but array<struct<n:int>> in 'b'",
+        ),
+        ({"a": A, "b": pa.schema([("at", pa.int64())])}, r"input 'b' has no columns \['key'\]"),
+        ({"b": B}, r"the stream has no columns \['at'\]"),
+        ({"a": A, "b": pa.schema([KEY, ("AT", pa.int64())])}, "column AT of input 'b' has another case in input 'a'"),
+        ({"a": pa.schema([*A, ("Input", pa.int64())])}, "input 'a' has a column 'input'"),
+        ({"a": pa.schema([*A, KEY])}, "input 'a' has two columns of one name"),
+        ({}, "the names of the inputs"),
+        ({"": A}, "the names of the inputs"),
+    ],
+)
+def test_inputs_that_do_not_form_one_stream_are_rejected(columns: dict[str, pa.Schema], problem: str) -> None:
+    with pytest.raises(SchemaMismatch, match=problem):
+        OperatorHarness(OPERATOR, columns=columns)
+
+
+@pytest.mark.parametrize("rows", [{"c": []}, [{"key": 1}], {"a": [{"key": "x"}]}, {"b": [{"key": 1, "at": 1}]}])
+def test_rows_must_be_those_of_the_inputs(rows: Any) -> None:
+    with OperatorHarness(OPERATOR, columns=COLUMNS) as harness, pytest.raises(SchemaMismatch):
+        harness.batch(rows)
+
+
+def test_a_root_keeps_the_names_of_its_inputs(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    two = replace(wanted(), inputs=("orders", "payments"))
+    bind(storage, two, batch=0, ids=IDS)
+    require_bindable(storage, two, batch=1)
+    for other, problem in (
+        (("orders", "refunds"), r"declares the inputs \['orders', 'refunds'\]"),
+        ((), "declares one input without a name"),
+    ):
+        with pytest.raises(SchemaMismatch, match=problem):
+            require_bindable(storage, replace(two, inputs=other), batch=1)
+    body = json.loads(encode_binding(two))
+    with pytest.raises(CorruptFile):
+        parse_binding(json.dumps({**body, "inputs": "orders"}).encode())
+    assert "inputs" not in json.loads(encode_binding(wanted())), (
+        "earlier releases read the file of a job with one stream"
+    )
+
+
+def test_a_query_without_an_input_is_rejected() -> None:
+    with pytest.raises(UnsupportedEnvironment, match="the query has no input"):
+        given_streams(None, None)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_has_the_rows_of_a_harness_and_continues_after_each_restart(
+    delta_session: SparkSession, tmp_path: Path
+) -> None:
+    def run(**changes: Any) -> None:
+        streams = {
+            name: delta_session.readStream.format("delta").load(str(tmp_path / table))
+            for name, table in changes.pop("inputs").items()
+        }
+        where = {"root": str(tmp_path / "root"), "checkpoint": str(tmp_path / "checkpoint"), "partitions": 2}
+        sink = DeltaSink(str(tmp_path / "texts"))
+        start(
+            OPERATOR, inputs=streams, sink=sink, trigger={"availableNow": True}, **where, **changes
+        ).await_termination()
+
+    for name, columns in COLUMNS.items():
+        deltalake.write_deltalake(str(tmp_path / name), columns.empty_table())
+    expected: list[dict[str, Any]] = []
+    with OperatorHarness(OPERATOR, columns=COLUMNS) as harness:
+        for number, batch in enumerate(BATCHES):
+            for name, rows in batch.items():
+                table = pa.Table.from_pylist(rows, COLUMNS[name])
+                deltalake.write_deltalake(str(tmp_path / name), table, mode="append")
+            # In another order at each start.
+            run(inputs={name: name for name in sorted(COLUMNS, reverse=bool(number % 2))})
+            expected += harness.batch(batch).output.to_pylist()
+    texts = deltalake.DeltaTable(str(tmp_path / "texts")).to_pyarrow_table().to_pylist()
+    assert sorted(texts, key=repr) == sorted(expected, key=repr)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for inputs in ({"a": "a", "c": "b"}, {"a": "a"}):
+        with pytest.raises(SchemaMismatch, match=r"the root has the inputs \['a', 'b'\]"):
+            run(inputs=inputs)
+    with pytest.raises(UnsupportedEnvironment, match="both a stream and `inputs`"):
+        run(inputs={"a": "a", "b": "b"}, stream=delta_session.readStream.format("delta").load(str(tmp_path / "a")))
+    assert sorted(path for path in tmp_path.rglob("*")) == before, "nothing was written"
