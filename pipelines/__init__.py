@@ -8,11 +8,13 @@ from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import spark_session
 from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, NoSink, Sink, Writer
+from pipelines.times import Batch, TimeKind, Ttl
 from statestore.format.structure import Structure
 
 __all__ = [
     "AtLeastOnceSink",
     "Attempt",
+    "Batch",
     "BatchReport",
     "DeltaSink",
     "Frames",
@@ -29,6 +31,8 @@ __all__ = [
     "StatefulOperator",
     "StatefulQuery",
     "Structure",
+    "TimeKind",
+    "Ttl",
     "Update",
     "Writer",
     "spark_session",

@@ -45,14 +45,19 @@ class Expiry:
         self._stores = stores
         self._index = DueIndex(stores, expiries(store), key_groups_of, times.batch)
         self._most_rows = most_rows
-        now_ms = times.time_ms if ttl.kind is TimeKind.PROCESSING else times.watermark_ms
-        self._now_us = now_ms * 1000
-        self._is_running = ttl.kind is TimeKind.PROCESSING or times.watermark_ms > 0
+        is_event = ttl.kind is TimeKind.EVENT
+        self._now_us = (times.watermark_ms if is_event else times.time_ms) * 1000
+        self._visible_us = (times.late_watermark_ms if is_event else times.time_ms) * 1000
+        self._is_running = not is_event or times.watermark_ms > 0
         """Whether there is a time: by event time, not before the first watermark."""
 
     def is_visible(self, held: Times) -> pa.BooleanArray:
-        """Return whether rows with these expiries are visible; shape (keys,)."""
-        return pa.array(held > self._now_us if self._is_running else np.ones(len(held), bool))
+        """Return whether rows with these expiries are visible; shape (keys,).
+
+        By event time, the watermark of the previous batch decides, as it does for late rows. So a row that is not late
+        finds the state of its time, as in Spark. The batch then deletes what has expired by its own watermark.
+        """
+        return pa.array(held > self._visible_us)
 
     def of_rows(self, rows: pa.Table, latest_us: Times | None) -> Times:
         """Compute the expiries of new rows of the store. `latest_us`: the latest event time of the key of each row in the

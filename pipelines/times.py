@@ -48,7 +48,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Ttl:
-    """How long a key keeps its state (time to live). Expired state is invisible, and is deleted by the batches.
+    """How long a key keeps its state (time to live). Expired state is invisible, and the batches delete it.
+
+    By event time, state expires with the watermark that makes rows late: that of the previous batch.
 
     after   duration, such as "30d", "36h", "10m" or "5s", or a timedelta. None: state written from now on never expires
     by      see `TimeKind`

@@ -47,6 +47,7 @@
     ├── UnsupportedType                    2  unsupported_type        use another type
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── WrongInitial                      13  wrong_initial           correct `initial`, or start a new root
+    ├── WrongInput                        13  wrong_input             correct the rows of the stream
     ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── UnusableFunction                   2  unusable_function       correct the update function

@@ -40,14 +40,16 @@ def test_each_example_has_a_test() -> None:
         "enrichment.py",
         "join_of_streams.py",
         "native_query.py",
+        "silent_sensors.py",
         "stateful_operator.py",
+        "test_silent_sensors.py",
         "test_stateful_operator.py",
         "maintain_on_s3.sh",
         "check_checkpoint.sh",
     }
 
 
-def test_the_tests_of_the_operator_need_no_java() -> None:
+def test_the_tests_of_the_operators_need_no_java() -> None:
     command = [
         sys.executable,
         "-m",
@@ -55,7 +57,7 @@ def test_the_tests_of_the_operator_need_no_java() -> None:
         "-q",
         "-p",
         "no:cacheprovider",
-        str(EXAMPLES / "test_stateful_operator.py"),
+        *map(str, EXAMPLES.glob("test_*.py")),
     ]
     without = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
     done = subprocess.run(command, env={**os.environ, **without}, cwd=REPOSITORY, capture_output=True, check=False)

@@ -93,7 +93,7 @@ class Model:
         """The rows of the output and the number of late rows."""
         late = [row for row in rows if self.late_watermark is not None and row[2] <= self.late_watermark]
         now = self.watermark
-        before = {key: total for key, (total, end) in self.sums.items() if now is None or end > now}
+        before = {key: total for key, (total, end) in self.sums.items() if self._is_visible(end)}
         newest: dict[int, float] = {}
         for key, value, moment in sorted((row for row in rows if row not in late), key=lambda row: (row[0], row[2])):
             newest[key] = moment
@@ -106,7 +106,7 @@ class Model:
             self.sums[key] = (before[key], newest[key] + TTL_MINUTES)
             self.timers[key] = newest[key] + TIMEOUT_MINUTES
         due = {key: end for key, end in self.timers.items() if now is not None and end <= now}
-        seen = {key: total for key, (total, end) in self.sums.items() if now is None or end > now}
+        seen = {key: total for key, (total, end) in self.sums.items() if self._is_visible(end)}
         told = sorted(f"{key}, {end}: {seen.get(key)}" for key, end in due.items())
         for key in due:
             del self.timers[key]
@@ -116,6 +116,9 @@ class Model:
             latest = max(moment for _, _, moment in rows) - self.lateness
             self.watermark = latest if self.watermark is None else max(self.watermark, latest)
         return told, len(late)
+
+    def _is_visible(self, end: float) -> bool:
+        return self.late_watermark is None or end > self.late_watermark
 
 
 moments = st.integers(0, 200).map(float)

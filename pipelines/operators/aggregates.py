@@ -1,0 +1,32 @@
+"""Running aggregates of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pipelines.operator import StatefulOperator, Update
+from pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
+from pipelines.times import Ttl
+
+
+def running_aggregates(
+    columns: pa.Schema, keys: Sequence[str], aggregates: Aggregates, *, ttl: Ttl | None = None
+) -> StatefulOperator:
+    """Return an operator whose output has the aggregates of each key with rows in the batch.
+
+    columns     the columns of the rows that it uses, with their types
+    aggregates  see `Aggregates`
+    ttl         how long a key without rows keeps its aggregates; None: forever
+
+    It is `groupBy(keys).agg(...)` of Spark in the output mode `update`.
+    """
+    results = result_columns(columns, aggregates)
+
+    def update(rows: pa.Table, state: pa.Table) -> Update:
+        new = merged([state, of_rows(rows, keys, aggregates, results)], keys, aggregates)
+        return Update(output=new, state=new)
+
+    output = pa.schema([*(columns.field(key) for key in keys), *results])
+    return StatefulOperator(keys, [], state=results, output=output, update=update, ttl=ttl)

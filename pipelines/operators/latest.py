@@ -1,0 +1,39 @@
+"""The latest row of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pipelines.operator import StatefulOperator, Update
+from pipelines.times import Ttl
+
+
+def latest_rows(
+    columns: pa.Schema, keys: Sequence[str], order_by: Sequence[str], *, ttl: Ttl | None = None
+) -> StatefulOperator:
+    """Return an operator that keeps the latest row of each key, and whose output are the rows that became the latest.
+
+    columns   all columns of the rows that it keeps, with their types
+    order_by  the columns that tell which row of a key is the latest
+    ttl       how long a key without rows keeps its row; None: forever
+
+    With a sink that merges by key (`DeltaSink(path, merge_on=keys)`), the table has the latest row of each key.
+    """
+    names = [*keys, *(name for name in columns.names if name not in keys)]
+
+    def update(rows: pa.Table, state: pa.Table) -> Update:
+        rows = rows.select(names)
+        both = pa.concat_tables([state.select(names).cast(rows.schema), rows])
+        is_new = pa.array([False] * state.num_rows + [True] * rows.num_rows)
+        by_key = both.append_column("is new", is_new).append_column("row", pa.array(range(both.num_rows)))
+        # Of equal rows the last one wins, which is a new one: Arrow's sort is stable.
+        ordered = by_key.sort_by([(name, "ascending") for name in (*order_by, "row")])
+        last = ordered.group_by(list(keys), use_threads=False).aggregate([("row", "last"), ("is new", "last")])
+        latest = both.take(last.filter(last["is new_last"])["row_last"])
+        return Update(output=latest, state=latest)
+
+    values = pa.schema([field for field in columns if field.name not in keys])
+    output = pa.schema([columns.field(name) for name in names])
+    return StatefulOperator(keys, order_by, state=values, output=output, update=update, ttl=ttl)

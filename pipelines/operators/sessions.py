@@ -1,0 +1,73 @@
+"""Aggregates of sessions: rows of a key whose event times are at most a gap apart."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
+from pipelines.operators.open_sessions import END, OPEN, START, by_key, joined, one_by_one
+from pipelines.operators.partial import Aggregates, of_rows, result_columns
+from pipelines.times import TIMESTAMP, Batch, TimeKind
+
+
+def with_sessions(stream: DataFrame, event_time: str, gap: str) -> DataFrame:
+    """Add the columns `session_start` and `session_end`: the session of each row on its own. `gap`: a duration of Spark's
+    `session_window`, such as "5 minutes"."""
+    end = F.col(event_time) + F.expr(f"INTERVAL {gap}")
+    return stream.withColumns({START: F.col(event_time), END: end})
+
+
+def sessions(
+    columns: pa.Schema,
+    keys: Sequence[str],
+    event_time: str,
+    aggregates: Aggregates,
+    *,
+    allowed_lateness: str | dt.timedelta,
+) -> StatefulOperator:
+    """Return an operator whose output has the aggregates of each session, once, when the watermark passes its end.
+
+    The stream is that of `with_sessions`; other arguments as in `running_aggregates`. It is `withWatermark(event_time,
+    allowed_lateness).groupBy(session_window(event_time, gap), keys).agg(...)` of Spark in the output mode `append`.
+    """
+    results = result_columns(columns, aggregates)
+    bounds = {START: ("min", START), END: ("max", END)}
+    placed = pa.schema([(START, TIMESTAMP), (END, TIMESTAMP), *results])
+    open_ = pa.field(OPEN, pa.list_(pa.struct(list(placed))))
+    output = pa.schema([*(columns.field(key) for key in keys), *placed])
+
+    def kept(left: pa.Table, closed: pa.Table, gone: pa.Table | None = None) -> Update:
+        next_end = left.group_by(list(keys), use_threads=False).aggregate([(END, "min")])
+        timers = next_end.rename_columns({f"{END}_min": TIMER_COLUMN})
+        return Update(closed, by_key(left, keys, open_), gone, timers)
+
+    def update(rows: pa.Table, state: pa.Table) -> Update:
+        new = of_rows(rows, keys, {**bounds, **aggregates}, placed)
+        known = one_by_one(state, keys).cast(new.schema)
+        return kept(joined(pa.concat_tables([known, new]), keys, aggregates), output.empty_table())
+
+    def on_timer(due: pa.Table, state: pa.Table, batch: Batch) -> Update:
+        known = one_by_one(state, keys)
+        is_closed = pc.less_equal(known[END], pa.scalar(batch.watermark, TIMESTAMP))
+        left = known.filter(pc.invert(is_closed))
+        gone = due.select(list(keys)).join(left.select(list(keys)), list(keys), join_type="left anti")
+        return kept(left, known.filter(is_closed), gone)
+
+    return StatefulOperator(
+        keys,
+        [],
+        state=pa.schema([open_]),
+        output=output,
+        update=update,
+        event_time=event_time,
+        allowed_lateness=allowed_lateness,
+        late_by=END,
+        timers=TimeKind.EVENT,
+        on_timer=on_timer,
+    )

@@ -1,0 +1,112 @@
+"""The ready-made operators in a harness: what each returns, batch by batch."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipelines.harness import OperatorHarness, Result
+from pipelines.operators import first_rows, latest_rows, running_aggregates, sessions, windows
+from pipelines.times import TIMESTAMP, Ttl
+from statestore.errors import SchemaMismatch
+
+COLUMNS = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", TIMESTAMP)])
+AGGREGATES = {"n": ("count", None), "known": ("count", "value"), "total": ("sum", "value"), "top": ("max", "value")}
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def at(minutes: float) -> dt.datetime:
+    return START + dt.timedelta(minutes=minutes)
+
+
+def rows(*given: tuple[str | None, int | None, float], **spans: float) -> list[dict[str, Any]]:
+    """Rows of key, value and minutes. `spans`: columns that begin or end so many minutes after the row."""
+    return [
+        {"key": key, "value": value, "at": at(minute), **{name: at(minute + more) for name, more in spans.items()}}
+        for key, value, minute in given
+    ]
+
+
+def tuples(result: Result) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in result.output.to_pylist()), key=repr)
+
+
+def test_running_aggregates_ignore_nulls_and_add_the_batches() -> None:
+    with OperatorHarness(running_aggregates(COLUMNS, ["key"], AGGREGATES), columns=COLUMNS) as harness:
+        first = harness.batch(rows(("a", 2, 0), ("a", None, 0), (None, 5, 0), ("b", None, 0)))
+        assert tuples(first) == [("a", 2, 1, 2, 2), ("b", 1, 0, None, None), (None, 1, 1, 5, 5)]
+        assert tuples(harness.batch(rows(("a", 10, 0), (None, 1, 0)))) == [("a", 3, 2, 12, 10), (None, 2, 2, 6, 5)]
+
+
+def test_running_aggregates_begin_again_after_their_ttl() -> None:
+    operator = running_aggregates(COLUMNS, ["key"], {"n": ("count", None)}, ttl=Ttl("10m"))
+    with OperatorHarness(operator, columns=COLUMNS) as harness:
+        assert tuples(harness.batch(rows(("a", 1, 0)), at=at(0))) == [("a", 1)]
+        assert tuples(harness.batch(rows(("a", 1, 0)), at=at(9))) == [("a", 2)]
+        assert harness.batch(at=at(19)).state.num_rows == 0
+        assert tuples(harness.batch(rows(("a", 1, 0)), at=at(20))) == [("a", 1)]
+
+
+def test_the_latest_row_is_that_with_the_latest_time_and_not_the_last_to_arrive() -> None:
+    with OperatorHarness(latest_rows(COLUMNS, ["key"], ["at"]), columns=COLUMNS) as harness:
+        assert tuples(harness.batch(rows(("a", 1, 5), ("a", 2, 1), (None, 3, 0)))) == [
+            ("a", 1, at(5)),
+            (None, 3, at(0)),
+        ]
+        assert tuples(harness.batch(rows(("a", 9, 4), (None, 4, 1)))) == [(None, 4, at(1))]
+        # Of rows with the same time, the last one wins.
+        assert tuples(harness.batch(rows(("a", 7, 5)))) == [("a", 7, at(5))]
+
+
+def test_duplicates_are_dropped_until_the_watermark_passes() -> None:
+    with OperatorHarness(first_rows(COLUMNS, ["key"], "at", within="10m"), columns=COLUMNS) as harness:
+        assert tuples(harness.batch(rows(("a", 2, 5), ("a", 1, 1), ("b", 3, 1)))) == [("a", 1, at(1)), ("b", 3, at(1))]
+        assert tuples(harness.batch(rows(("a", 4, 8), ("c", 5, 40)))) == [("c", 5, at(40))]
+        later = harness.batch(rows(("a", 6, 35), ("c", 7, 41)))
+        # The state of a had expired by the watermark of this batch, but not by that which makes rows late.
+        assert (tuples(later), later.late_rows) == ([], 0)
+        assert tuples(harness.batch(rows(("a", 6, 35), ("b", 8, 3)))) == [("a", 6, at(35))]
+
+
+def test_a_window_is_returned_once_when_the_watermark_passes_its_end() -> None:
+    columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
+    operator = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="5m")
+    window = {"window_start": at(0), "window_end": at(10)}
+
+    def in_first(*given: tuple[str | None, int | None, float]) -> list[dict[str, Any]]:
+        return [{**row, **window} for row in rows(*given)]
+
+    with OperatorHarness(operator, columns=columns) as harness:
+        assert tuples(harness.batch(in_first(("a", 1, 1), ("a", 2, 9)))) == []
+        assert tuples(harness.batch(in_first(("a", 4, 2)))) == []
+        harness.batch(rows(("b", 1, 15), window_start=-5, window_end=5))
+        closing = harness.batch(in_first(("a", 8, 9)))
+        assert (tuples(closing), closing.late_rows) == ([("a", at(0), at(10), 15)], 0)
+        late = harness.batch(in_first(("a", 16, 9)))
+        assert (tuples(late), late.late_rows, late.timers.num_rows) == ([], 1, 1)
+
+
+def test_sessions_of_a_key_merge_and_are_returned_one_by_one() -> None:
+    columns = pa.schema([*COLUMNS, ("session_start", TIMESTAMP), ("session_end", TIMESTAMP)])
+    operator = sessions(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="10m")
+
+    def given(*of: tuple[str | None, int | None, float]) -> list[dict[str, Any]]:
+        return rows(*of, session_start=0, session_end=5)
+
+    with OperatorHarness(operator, columns=columns) as harness:
+        assert tuples(harness.batch(given(("a", 1, 0), ("a", 2, 9), ("a", 4, 20), (None, 1, 3)))) == []
+        # A row between two sessions joins them.
+        assert tuples(harness.batch(given(("a", 8, 4), ("b", 1, 45)))) == [(None, at(3), at(8), 1)]
+        assert tuples(harness.batch()) == [("a", at(0), at(14), 11), ("a", at(20), at(25), 4)]
+        result = harness.batch()
+        assert [row["key"] for row in result.state.to_pylist()] == ["b"]
+        assert result.timers.to_pylist() == [{"key": "b", "at": at(50)}]
+
+
+@pytest.mark.parametrize("aggregate", [("median", "value"), ("sum", None), ("sum", "other")])
+def test_an_unknown_function_or_column_of_an_aggregate_is_rejected(aggregate: tuple[str, str | None]) -> None:
+    with pytest.raises(SchemaMismatch, match="aggregate 'x'"):
+        running_aggregates(COLUMNS, ["key"], {"x": aggregate})

@@ -1,0 +1,149 @@
+"""The ready-made operators return the rows of Spark's own operators, batch by batch, on shuffled and late data."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pipelines.operator import StatefulOperator
+from pipelines.operators import first_rows, running_aggregates, sessions, windows, with_sessions, with_windows
+from pipelines.sinks import AtLeastOnceSink
+from tests.support.streams import Seen, Stream, conf
+
+COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+BATCHES = 8
+AGGREGATES = {"n": ("count", None), "total": ("sum", "value"), "top": ("max", "value")}
+CONFS = {"spark.sql.streaming.noDataMicroBatches.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+
+ByBatch = dict[int, Counter[str]]
+
+
+def rows_of(batch: int, *, unique: bool) -> pa.Table:
+    """Return rows around 10 minutes times the batch; one in five is up to an hour late. Times are whole minutes."""
+    random = np.random.default_rng(batch)
+    count = 60
+    minutes = batch * 10 + random.integers(0, 12, count)
+    minutes = np.where(random.random(count) < 0.2, minutes - random.integers(0, 60, count), minutes)
+    keys = batch * count + np.arange(count) if unique else random.integers(0, 6, count)
+    if unique:
+        keys = np.where(random.random(count) < 0.5, random.integers(0, max(batch, 1) * count, count), keys)
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    at = [start + dt.timedelta(minutes=int(minute)) for minute in minutes]
+    return pa.table({"key": keys, "value": random.integers(0, 100, count), "at": at}, schema=COLUMNS)
+
+
+def text(rows: DataFrame) -> Counter[str]:
+    return Counter(repr(sorted(row.asDict(recursive=True).items())) for row in rows.collect())
+
+
+def native(stream: Stream, query: DataFrame, mode: str) -> tuple[ByBatch, dict[int, int]]:
+    """Run Spark's own operator. Return its rows and the number of dropped rows, by batch."""
+    found: ByBatch = {}
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        found[batch] = text(rows)
+
+    writer = query.writeStream.foreachBatch(keep).outputMode(mode)
+    running = writer.option("checkpointLocation", str(stream.folder / "native")).trigger(availableNow=True).start()
+    running.awaitTermination()
+    dropped = {
+        progress.batchId: sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+        for progress in running.recentProgress
+    }
+    return found, dropped
+
+
+def ours(stream: Stream, operator: StatefulOperator, rows: DataFrame) -> tuple[ByBatch, dict[int, int]]:
+    found: ByBatch = {}
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        found[batch] = text(rows)
+
+    seen = Seen()
+    stream.run(operator, rows=rows, sink=AtLeastOnceSink(keep), seen=seen)
+    return found, {report.batch: report.late_rows for report in seen.batches}
+
+
+def flat(query: DataFrame, struct: str, start: str, end: str) -> DataFrame:
+    """Replace Spark's window by two columns."""
+    return query.withColumns({start: F.col(f"{struct}.start"), end: F.col(f"{struct}.end")}).drop(struct)
+
+
+def aggregated(grouped: Any) -> DataFrame:
+    return grouped.agg(F.count("*").alias("n"), F.sum("value").alias("total"), F.max("value").alias("top"))
+
+
+def of_windows(slide: str | None) -> tuple[Any, ...]:
+    def spark(rows: DataFrame) -> DataFrame:
+        window = F.window("at", "10 minutes", slide).alias("window")
+        grouped = rows.withWatermark("at", "10 minutes").groupBy("key", window)
+        return flat(aggregated(grouped), "window", "window_start", "window_end")
+
+    return (
+        windows(COLUMNS, ["key"], "at", AGGREGATES, allowed_lateness="10m"),
+        lambda rows: with_windows(rows, "at", "10 minutes", slide),
+        spark,
+        "append",
+    )
+
+
+def of_sessions(rows: DataFrame) -> DataFrame:
+    grouped = rows.withWatermark("at", "10 minutes").groupBy(
+        "key", F.session_window("at", "2 minutes").alias("session")
+    )
+    return flat(aggregated(grouped), "session", "session_start", "session_end")
+
+
+CASES: dict[str, tuple[StatefulOperator, Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame], str]] = {
+    "tumbling windows": of_windows(None),
+    "sliding windows": of_windows("5 minutes"),
+    "sessions": (
+        sessions(COLUMNS, ["key"], "at", AGGREGATES, allowed_lateness="10m"),
+        lambda rows: with_sessions(rows, "at", "2 minutes"),
+        of_sessions,
+        "append",
+    ),
+    "deduplication": (
+        first_rows(COLUMNS, ["key"], "at", within="10m"),
+        lambda rows: rows,
+        lambda rows: rows.withWatermark("at", "10 minutes").dropDuplicatesWithinWatermark(["key"]),
+        "append",
+    ),
+    "running aggregates": (
+        running_aggregates(COLUMNS, ["key"], AGGREGATES),
+        lambda rows: rows,
+        lambda rows: aggregated(rows.groupBy("key")),
+        "update",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_rows_of_each_batch_are_those_of_spark(delta_session: SparkSession, tmp_path: Path, case: str) -> None:
+    operator, placed, query, mode = CASES[case]
+    stream = Stream(delta_session, tmp_path, COLUMNS)
+    for batch in range(BATCHES):
+        rows = rows_of(batch, unique=case == "deduplication")
+        stream.append(rows.sort_by("at") if case == "deduplication" else rows)
+    with conf(delta_session, CONFS):
+        expected, dropped = native(stream, query(stream.rows()), mode)
+        found, late = ours(stream, operator, placed(stream.rows()))
+    assert sum(map(len, expected.values())) > 20
+    for batch in range(BATCHES):
+        assert found[batch] == expected[batch], batch
+    if case == "deduplication":
+        # For the others, Spark counts the groups of a first, partial aggregation.
+        assert late == dropped
+        assert sum(late.values()) > 0
+    elif mode == "append":
+        assert {batch for batch, count in late.items() if count} == {b for b, count in dropped.items() if count}
