@@ -28,6 +28,7 @@ QUESTIONS: Mapping[str, str] = {
     "switchover": "How long is a switchover?",
     "copies": "How long is a clone, and what does a mirror copy?",
     "savepoint_rows": "How long is a savepoint with rows, and does it need more memory for more rows?",
+    "load_rows": "How long is the load of a savepoint, and does it need more memory for more rows?",
     "initial_rows": "How long is the first batch of a job that starts from a table?",
     "first_minutes": "How long until Dagster shows the first results?",
     "pandas_frames": "What do the dtypes of pandas frames cost?",

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
 from benchmarks.measure import Table
-from benchmarks.peak import Peak, peak_of
+from benchmarks.peak import Peak, peak_bytes, peak_of
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
 from pipelines.progress import BatchReport, Phase
@@ -109,7 +109,7 @@ def start_job(name: str) -> dict[str, object]:
         "rows": sum(one.initial.rows for one in report.partitions if one.initial is not None),
         "seconds": seen.seconds,
         "worker_bytes": max(one.peak_memory_bytes for one in report.partitions),
-        "java_bytes": _peak_bytes(java),
+        "java_bytes": peak_bytes(java),
         "changelog_bytes": sum(changelogs),
     }
     session.stop()
@@ -143,10 +143,3 @@ def _line(rows: int, peak: Peak) -> list[str]:
         f"{found['java_bytes'] / _MIB:.0f}",
         f"{found['changelog_bytes'] / _MIB:.0f}",
     ]
-
-
-def _peak_bytes(process: int) -> int:
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no peak memory")

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+_MIB = 2**20
 _RUN = """
-import importlib, json, resource, sys, time
+import importlib, json, os, sys, time
+from benchmarks.peak import peak_bytes
 work = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])
-imported = resource.getrusage(resource.RUSAGE_SELF)
+imported, imported_cpu = peak_bytes(os.getpid()), time.process_time()
 started = time.perf_counter()
 result = work(*sys.argv[3:])
-done = resource.getrusage(resource.RUSAGE_SELF)
-cpu = done.ru_utime + done.ru_stime - imported.ru_utime - imported.ru_stime
-print(json.dumps([done.ru_maxrss, imported.ru_maxrss, cpu, time.perf_counter() - started, result]))
+cpu, seconds = time.process_time() - imported_cpu, time.perf_counter() - started
+print(json.dumps([peak_bytes(os.getpid()), imported, cpu, seconds, result]))
 """
 
 
@@ -42,7 +43,13 @@ def peak_of(module: str, function: str, *arguments: str) -> Peak:
         stdout=subprocess.PIPE,
         text=True,
     )
-    peak_kib, imported_kib, cpu, seconds, result = json.loads(done.stdout.splitlines()[-1])
-    return Peak(
-        peak_mib=peak_kib / 1024, imported_mib=imported_kib / 1024, cpu_seconds=cpu, seconds=seconds, result=result
-    )
+    peak, imported, cpu, seconds, result = json.loads(done.stdout.splitlines()[-1])
+    return Peak(peak_mib=peak / _MIB, imported_mib=imported / _MIB, cpu_seconds=cpu, seconds=seconds, result=result)
+
+
+def peak_bytes(process: int) -> int:
+    """Return the peak memory of a process. Unlike `getrusage`, it does not include the process that started it."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no peak memory")

@@ -9,20 +9,15 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
-from benchmarks.state_roots import GROUPS, StateRoot, changes
+from benchmarks.state_roots import job_root
 from pipelines.session import spark_session
-from statestore import binding
 from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names, operators
-from statestore.format.state_rows import key_schema
+from statestore.format import logs
 from statestore.format.structure import Structure
-from statestore.format.types import spark_schema_json
 from statestore.maintenance import passes
 from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import Maintainer
@@ -32,9 +27,6 @@ SIZES = (1_000_000, 5_000_000, 10_000_000)
 STORES = 8
 _SHOWN_ROWS = 1_000_000
 _MOST_GROWTH = 1.25
-_KEY = pa.schema([("key", pa.int64())])
-_VALUE = pa.schema([("count", pa.int64()), ("mean", pa.float64())])
-_SCHEMA = binding.StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_schema_json(_VALUE))
 
 
 def run(options: argparse.Namespace) -> list[Table]:
@@ -47,7 +39,7 @@ def run(options: argparse.Namespace) -> list[Table]:
         for rows in SIZES:
             with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
                 folder = Path(name)
-                _make(folder / "root", rows)
+                job_root(folder / "root", rows, STORES)
                 peak = peak_of(__name__, "save", str(folder))
                 spark_seconds = _by_spark(session, folder)
                 peaks.append(peak)
@@ -103,21 +95,6 @@ def _line(rows: int, peak: Peak, spark_seconds: float) -> list[str]:
         f"{peak.result['bytes'] / 2**20:.0f}",
         f"{spark_seconds:.1f}",
     ]
-
-
-def _make(folder: Path, rows: int) -> None:
-    """A root of a Python job whose stores have one changelog each."""
-    root = StateRoot(folder, STORES)
-    bound = binding.Binding(
-        root_id=RandomIds().fresh(), query_id="a query", partitions=STORES, key_groups=GROUPS, stores=(_SCHEMA,)
-    )
-    root.storage.replace(names.BINDING, binding.encode_binding(bound))
-    root.storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
-    conf = {**logs.STATE_CONF, "spark.sql.shuffle.partitions": str(STORES)}
-    log = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))
-    root.storage.create(names.offsets(0), logs.encode_offsets(log))
-    random = np.random.default_rng(7)
-    root.commit([changes(random, part) for part in np.array_split(np.arange(rows), STORES)])
 
 
 def _by_spark(session: SparkSession, folder: Path) -> float:

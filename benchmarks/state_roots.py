@@ -9,23 +9,31 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from statestore import binding
 from statestore.clock import RandomIds
 from statestore.format import logs, names, operators
 from statestore.format.changelog import Header
 from statestore.format.changelog_writer import ChangelogWriter
+from statestore.format.key_groups import KeyGroups
+from statestore.format.murmur3 import partitions_of, row_hashes
 from statestore.format.names import StorePath, VersionId
-from statestore.format.state_rows import encode_keys, encode_values
+from statestore.format.state_rows import encode_keys, encode_values, key_schema
+from statestore.format.types import spark_schema_json
 from statestore.storage import Storage, StorageSpec, open_storage
 
 GROUPS = 128
 _PIECE_KEYS = 200_000
+
+_KEY = pa.schema([("key", pa.int64())])
+_VALUE = pa.schema([("count", pa.int64()), ("mean", pa.float64())])
+_SCHEMA = binding.StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_schema_json(_VALUE))
 
 Changes = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 
 
 def state_keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
     """Return state keys in the order in which a task gets them after Spark's sort."""
-    groups = (numbers * 2_654_435_761 % 2**32 >> 7).astype(np.int32) % GROUPS
+    groups = _groups(numbers)
     order = np.argsort(groups, kind="stable")
     return encode_keys(groups[order], pa.table({"key": numbers[order]}))
 
@@ -81,3 +89,24 @@ class StateRoot:
     def snapshots_are_known(self) -> None:
         """Start the lineages at the snapshots that every head has."""
         self.lineages = [lineage[-1:] for lineage in self.lineages]
+
+
+def job_root(folder: Path, rows: int, stores: int) -> StateRoot:
+    """Make a root of a Python job after batch 0, whose stores have one changelog each. Its keys are `range(rows)`."""
+    root = StateRoot(folder, stores)
+    bound = binding.Binding(
+        root_id="a query", query_id="a query", partitions=stores, key_groups=GROUPS, stores=(_SCHEMA,)
+    )
+    root.storage.replace(names.BINDING, binding.encode_binding(bound))
+    root.storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
+    conf = {**logs.STATE_CONF, "spark.sql.shuffle.partitions": str(stores)}
+    log = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))
+    root.storage.create(names.offsets(0), logs.encode_offsets(log))
+    random, numbers = np.random.default_rng(7), np.arange(rows)
+    places = KeyGroups(GROUPS).partitions_of(_groups(numbers).astype(np.int64), stores)
+    root.commit([changes(random, numbers[places == store]) for store in range(stores)])
+    return root
+
+
+def _groups(numbers: np.ndarray) -> np.ndarray:
+    return partitions_of(row_hashes(pa.table({"key": numbers}, schema=_KEY)), GROUPS)

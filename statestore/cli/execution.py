@@ -32,6 +32,9 @@ from statestore.maintenance.switchover import Progress, ProgressCallback, Switch
 
 Command = Callable[..., None]
 
+_ITEMS = {SwitchPhase.VERIFIED: "rows verified", SwitchPhase.READ: "rows read", SwitchPhase.SNAPSHOTS: "stores"}
+"""What a progress bar counts in a phase."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -87,13 +90,14 @@ def tell(progress: Progress) -> None:
 
 @contextmanager
 def store_progress() -> Iterator[ProgressCallback]:
-    """Show on stderr how many stores are complete, each skipped snapshot, and the end of each phase."""
+    """Show on stderr how many rows or stores are complete, each skipped snapshot, and the end of each phase."""
     with progress_bar() as bar:
         task = bar.add_task("stores", total=None)
 
         def show(progress: Progress) -> None:
-            if progress.phase is SwitchPhase.SNAPSHOTS:
-                bar.update(task, completed=progress.done, total=progress.of)
+            if progress.phase in _ITEMS:
+                items = _ITEMS[progress.phase]
+                bar.update(task, completed=progress.done, total=progress.of, description=items)
                 if progress.store is not None:
                     say_skipped(progress.store, progress.skipped_snapshots)
             elif progress.done == progress.of:

@@ -21,11 +21,15 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DBCompactionStyle,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
+    RdictIter,
+    ReadOptions,
     SstFileWriter,
+    UniversalCompactOptions,
 )
 
 from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
@@ -51,6 +55,7 @@ _SCAN_BATCH_BYTES = 32 * 1024 * 1024
 _BLOOM_BITS_PER_KEY = 10
 _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
+_FEWEST_TABLES_TO_MERGE = 16
 _READERS_MEMORY = "rocksdb.estimate-table-readers-mem"
 _REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 _FORMAT_VERSION = 5
@@ -64,11 +69,15 @@ class EngineLimits:
     block_cache_bytes  its block cache, unless it shares one
     block_bytes        the block size of new tables: small, because a batch reads single keys
     replay_bytes       changes that are written as one table: a larger value gives fewer tables
+    has_filters        whether tables get Bloom filters and keep them in memory; a database that is only scanned needs none
+    merges             whether RocksDB merges tables in the background, so that a database of any size has about a hundred
     """
 
     block_cache_bytes: int = 32 * 1024 * 1024
     block_bytes: int = 1024
     replay_bytes: int = 64 * 1024 * 1024
+    has_filters: bool = True
+    merges: bool = False
 
     @property
     def record_bytes(self) -> int:
@@ -175,7 +184,7 @@ class Database:
         """Iterate over the pairs with a key in a range, as `scan`."""
         start, end = keys_in
         with translated(self.path):
-            entries = self._rdict.iter()
+            entries = self._entries()
             entries.seek(start)
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -260,7 +269,7 @@ class Database:
         """Count the keys with a full scan."""
         count = 0
         with translated(self.path):
-            entries = self._rdict.iter()
+            entries = self._entries()
             entries.seek_to_first()
             is_at_one, step = entries.valid, entries.next
             while is_at_one():
@@ -273,7 +282,7 @@ class Database:
         """Compute a digest of all keys and values with a full scan. It does not depend on the tables."""
         digest = RowsDigest()
         with translated(self.path):
-            entries = self._rdict.iter()
+            entries = self._entries()
             entries.seek_to_first()
             digest.add(_pairs(entries))
             entries.status()
@@ -283,7 +292,7 @@ class Database:
         """Count the keys by their first `size_bytes` bytes, with a full scan."""
         counts: Counter[bytes] = Counter()
         with translated(self.path):
-            entries = self._rdict.iter()
+            entries = self._entries()
             entries.seek_to_first()
             while entries.valid():
                 counts[entries.key()[:size_bytes]] += 1
@@ -306,6 +315,12 @@ class Database:
         """Link the current files into a new directory. Tables are not copied (FLIP-428)."""
         with translated(path):
             Checkpoint(self._rdict).create_checkpoint(str(path))
+
+    def _entries(self) -> RdictIter:
+        """An iterator for one pass: the blocks that it reads do not replace those in the cache."""
+        once = ReadOptions()
+        once.fill_cache(False)  # type: ignore[call-arg]  # its stub lacks the argument
+        return self._rdict.iter(once)
 
     def close(self) -> None:
         """Close the database. Safe to call twice."""
@@ -334,7 +349,7 @@ class Database:
         return writer
 
 
-def _pairs(entries: Any) -> Iterator[tuple[bytes, bytes]]:
+def _pairs(entries: RdictIter) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over the pairs from the position of an iterator of rocksdict on."""
     while entries.valid():
         yield entries.key(), entries.value()
@@ -377,8 +392,11 @@ def _options(limits: EngineLimits, *, create: bool = False) -> Options:
 
 def _tuned(options: Options, limits: EngineLimits, cache: BlockCache | None = None) -> Options:
     options.set_compression_type(DBCompressionType.lz4())
-    # Compaction takes seconds. `merge_tables` does it between batches.
-    options.set_disable_auto_compactions(True)
+    if limits.merges:
+        _merge_in_background(options)
+    else:
+        # Compaction takes seconds. `merge_tables` does it between batches.
+        options.set_disable_auto_compactions(True)
     # A table that another process unlinks stays readable through its open file descriptor.
     options.set_max_open_files(-1)
     options.set_keep_log_file_num(2)
@@ -388,10 +406,24 @@ def _tuned(options: Options, limits: EngineLimits, cache: BlockCache | None = No
     tables.set_block_size(limits.block_bytes)
     # Each opening reads the index of these many small blocks. Keys in it share prefixes, up to this interval.
     tables.set_index_block_restart_interval(_KEYS_TO_AN_INDEX_RESTART)
-    tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    if limits.has_filters:
+        tables.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     tables.set_block_cache((cache or BlockCache(limits.block_cache_bytes)).cache)
     options.set_block_based_table_factory(tables)
     return options
+
+
+def _merge_in_background(options: Options) -> None:
+    """Merge tables of about the same size, so that each row is written again once for a few thousand tables."""
+    options.set_compaction_style(DBCompactionStyle.universal())
+    merges = UniversalCompactOptions()
+    merges.min_merge_width = _FEWEST_TABLES_TO_MERGE
+    # Otherwise, many new tables beside a small old one would merge everything.
+    merges.max_size_amplification_percent = 2**31 - 1
+    options.set_universal_compaction_options(merges)
+    options.set_level_zero_file_num_compaction_trigger(2 * _FEWEST_TABLES_TO_MERGE)
+    # The default is 2 MiB for each merged table.
+    options.set_compaction_readahead_size(64 * 1024)
 
 
 def _marker(holds: LocalCopy, sequence: int) -> bytes:

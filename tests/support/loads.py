@@ -10,7 +10,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import rewrites, runs
 from statestore.maintenance.rewrites import Load, RewritePlan
 from statestore.maintenance.savepoints.saved import read_saved
-from statestore.maintenance.switchover import Machine
+from statestore.maintenance.switchover import Machine, ProgressCallback
 from statestore.storage import Storage, open_storage
 from statestore.switch_journal import RewriteKind
 from tests.support.savepoints import saved
@@ -37,7 +37,13 @@ def planned(
 
 
 def load(
-    storage: Storage, of: Storage, scratch: Path, *, replaces_state: bool = True, clock: Clock | None = None
+    storage: Storage,
+    of: Storage,
+    scratch: Path,
+    *,
+    replaces_state: bool = True,
+    clock: Clock | None = None,
+    progress: ProgressCallback = lambda _: None,
 ) -> str:
     """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
     plan = planned(storage, of, scratch, replaces_state=replaces_state)
@@ -45,7 +51,7 @@ def load(
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
-    runs.rewrite(storage, plan, lambda _: None, run=run, holder="a test", machine=machine)
+    runs.rewrite(storage, plan, progress, run=run, holder="a test", machine=machine)
     return run
 
 

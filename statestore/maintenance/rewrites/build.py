@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from statestore.engine.rocks import EngineLimits, translated
+from statestore.engine.rocks import translated
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.names import StorePath
@@ -14,17 +14,17 @@ from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots
-from statestore.maintenance.rewrites.load_rows import read_savepoint
+from statestore.maintenance.rewrites.load_rows import RowProgress, read_savepoint
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup
-from statestore.maintenance.rewrites.read import BLOCK_BYTES, Source, read
+from statestore.maintenance.rewrites.read import Source, read
 from statestore.maintenance.rewrites.rocksdb_snapshots import RocksDbSnapshots
 from statestore.maintenance.rewrites.spool import Spool
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Made
 
-_PIECE_SHARE = 8
-"""A piece of the spool may take this part of the memory: it is held as Python objects."""
+_PIECE_SHARE = 32
+"""A piece of the spool may take this part of the memory of a worker, and again while it is sorted."""
 
 
 def rebuild(
@@ -34,8 +34,9 @@ def rebuild(
     group: StoreGroup,
     machine: Machine,
     ended: Callable[[StorePath, Made], None],
+    read_rows: RowProgress,
 ) -> None:
-    """Make the snapshots of a group. `ended` is called after each, from one thread at a time.
+    """Make the snapshots of a group. `ended` is called after each, from one thread at a time. `read_rows`: of a load.
 
     *Guarantee*: overwrites no file. The snapshots have exactly the rows of the sources: the digests are compared before
     the first snapshot is published, and each snapshot is read back. Raises as `read`; `CorruptFile` if rows differ,
@@ -46,11 +47,11 @@ def rebuild(
     with translated(machine.scratch), tempfile.TemporaryDirectory(dir=machine.scratch, prefix="rewrite-") as name:
         folder = Path(name)
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
-        with Spool(folder / "spool", EngineLimits(block_bytes=BLOCK_BYTES), piece_bytes) as spool:
+        with Spool(folder / "spool", piece_bytes) as spool:
             if planned.load is None:
                 sources = read(storage, planned, group, machine, folder, spool)
             else:
-                sources = read_savepoint(storage, planned, group, machine, spool)
+                sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
             snapshots: RocksDbSnapshots | HdfsSnapshots
             if planned.provider is Provider.ROCKSDB:
                 families = _families(group, sources)

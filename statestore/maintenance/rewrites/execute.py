@@ -25,7 +25,7 @@ from statestore.maintenance.audit import AuditPolicy, FindingKind
 from statestore.maintenance.rewrites import file_sink
 from statestore.maintenance.rewrites.build import rebuild
 from statestore.maintenance.rewrites.commit import commit, is_committed
-from statestore.maintenance.rewrites.load_rows import require_intact
+from statestore.maintenance.rewrites.load_rows import RowProgress, require_intact
 from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
 from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.origin import Origin
@@ -78,7 +78,7 @@ def execute(
     require_as_planned(storage, planned)
     if planned.load is not None and planned.half_done is None:
         # Before the journal: a damaged savepoint must leave no half-done rewrite.
-        require_intact(storage, planned, machine)
+        require_intact(storage, planned, machine, progress)
     begun = planned.half_done.begun if planned.half_done else _begin(storage, planned, run, machine)
     progress(Progress(phase=SwitchPhase.BEGUN))
     guarded = guards(storage, begun)
@@ -206,6 +206,8 @@ def _make_snapshots(
     def is_missing(group: StoreGroup) -> bool:
         return not made.issuperset(group.targets)
 
-    for group in filter(is_missing, planned.groups):
+    missing = list(filter(is_missing, planned.groups))
+    read_rows = RowProgress(progress, SwitchPhase.READ, sum(group.incoming_rows for group in missing))
+    for group in missing:
         still_held()
-        rebuild(storage, begun, planned, group, machine, ended)
+        rebuild(storage, begun, planned, group, machine, ended, read_rows)

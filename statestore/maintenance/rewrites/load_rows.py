@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 import numpy as np
@@ -29,13 +30,15 @@ from statestore.maintenance.rewrites.spool import Spool
 from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, state_rows, table_of
 from statestore.maintenance.savepoints.record import File
 from statestore.maintenance.savepoints.saved import SavedPart
-from statestore.maintenance.switchover import Machine
+from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
 from statestore.storage import Storage
 
 Item = TypeVar("Item")
 
 _ROWS = 16_384
 """Rows in memory at a time, by worker, as Python objects."""
+_REPORTS = 20
+_BUFFER_BYTES = 256 * 1024
 _HINT = "make the savepoint again, or restore its file from a backup"
 
 
@@ -48,7 +51,28 @@ class _Part:
     number: int | None
 
 
-def require_intact(storage: Storage, planned: RewritePlan, machine: Machine) -> None:
+class RowProgress:
+    """Counts the rows of a phase, from any thread, and reports about every twentieth of `of`."""
+
+    def __init__(self, progress: ProgressCallback, phase: SwitchPhase, of: int) -> None:
+        self._progress = progress
+        self._phase = phase
+        self._of = of
+        self._done = self._shown = 0
+        self._counting = Lock()
+
+    def add(self, rows: int) -> None:
+        """Count more rows."""
+        with self._counting:
+            self._done += rows
+            if self._done == self._of or self._done - self._shown >= self._of / _REPORTS:
+                self._shown = self._done
+                self._progress(Progress(phase=self._phase, done=self._done, of=self._of))
+
+
+def require_intact(
+    storage: Storage, planned: RewritePlan, machine: Machine, progress: ProgressCallback = lambda _: None
+) -> None:
     """Read all files of the savepoint, and compare their columns, counts and digests with the manifest and the checkpoint.
 
     Raises `CorruptFile`, `SchemaMismatch`, `UnknownPartitioning`, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
@@ -59,25 +83,27 @@ def require_intact(storage: Storage, planned: RewritePlan, machine: Machine) -> 
         (group, part) for group in planned.groups for part in _parts(group, _numbers(group, _bases(storage, group)))
     ]
 
+    verified = RowProgress(progress, SwitchPhase.VERIFIED, planned.rows)
+
     def verify(item: tuple[StoreGroup, _Part], folder: Path) -> None:
         group, part = item
-        for _ in _pieces(load, group, part, planned, folder, RowsDigest()):
+        for _ in _pieces(load, group, part, planned, folder, RowsDigest(), verified):
             pass
 
     _each(parts, verify, machine)
 
 
 def read_savepoint(
-    storage: Storage, planned: RewritePlan, group: StoreGroup, machine: Machine, spool: Spool
+    storage: Storage, planned: RewritePlan, group: StoreGroup, machine: Machine, spool: Spool, read: RowProgress
 ) -> Sequence[Source]:
-    """Add the rows of a group's tables to the spool. Return their digests, and the snapshots of the checkpoint that name
-    the column families. Raises as `require_intact`."""
+    """Add the rows of a group's tables to the spool, and count them in `read`. Return their digests, and the snapshots of
+    the checkpoint that name the column families. Raises as `require_intact`."""
     assert planned.load is not None
     load, bases, digests = planned.load, _bases(storage, group), list[RowsDigest]()
 
     def work(part: _Part, folder: Path) -> None:
         digest = RowsDigest()
-        spool.add(_pieces(load, group, part, planned, folder, digest))
+        spool.add(_pieces(load, group, part, planned, folder, digest, read))
         digests.append(digest)
 
     _each(list(_parts(group, _numbers(group, bases))), work, machine)
@@ -141,7 +167,13 @@ def _parts(group: StoreGroup, numbers: Mapping[str, int]) -> Iterator[_Part]:
 
 
 def _pieces(
-    load: Load, group: StoreGroup, part: _Part, planned: RewritePlan, folder: Path, digest: RowsDigest
+    load: Load,
+    group: StoreGroup,
+    part: _Part,
+    planned: RewritePlan,
+    folder: Path,
+    digest: RowsDigest,
+    counted: RowProgress,
 ) -> Iterator[Piece]:
     """Encode the rows of a part, and find the target of each. Raises an error after the last piece if the rows differ from
     the manifest."""
@@ -158,6 +190,7 @@ def _pieces(
             targets = _placed(group, part, encoded)
         with_values = encode_values(encoded, values, counts, incoming.layout, planned.conf)
         digest.add(zip(encoded, with_values, strict=True))
+        counted.add(rows.num_rows)
         yield targets, encoded, with_values
 
 
@@ -188,10 +221,11 @@ def _batches(storage: Storage, file: File, table: Table, folder: Path) -> Iterat
     storage.download(file.path, path, expected_bytes=file.bytes)
     count = 0
     try:
-        with pq.ParquetFile(path) as opened:
+        # By default, Arrow keeps the compressed bytes of the whole file in memory.
+        with pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as opened:
             if not opened.schema_arrow.equals(table.schema, check_metadata=False):
                 raise CorruptFile("has other columns than the manifest of the savepoint", path=file.path, hint=_HINT)
-            for batch in opened.iter_batches(batch_size=_ROWS):
+            for batch in opened.iter_batches(batch_size=_ROWS, use_threads=False):
                 count += batch.num_rows
                 yield batch
     except (pa.ArrowException, OSError) as error:

@@ -18,6 +18,9 @@ from statestore.maintenance.rewrites.read import BLOCK_BYTES
 from statestore.storage import Storage, at_once
 from statestore.switch_journal import Begun, Made
 
+TABLE_BYTES = 64 * 1024 * 1024
+"""Keys and values of a table, as many as in Spark's tables."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RocksDbSnapshots:
@@ -35,9 +38,7 @@ class RocksDbSnapshots:
     def build(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
         """Write the rows, whose keys ascend, into a new database."""
         with Database.create(self._path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
-            first = next(rows, None)
-            if first is not None:
-                database.apply([itertools.chain([first], rows)], None)
+            database.apply(_tables(rows), None)
 
     def publish(self, target: StorePath, digest: str) -> Made:
         """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
@@ -94,6 +95,19 @@ class RocksDbSnapshots:
             else:
                 own += count
         return replace(self.families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+
+
+def _tables(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    """Split the rows of a database into tables: RocksDB keeps the filter and the index of a table in memory until its end.
+    Each is read before the next."""
+    for first in rows:
+        yield itertools.chain([first], _until(rows, TABLE_BYTES - len(first[0]) - len(first[1])))
+
+
+def _until(rows: Iterator[tuple[bytes, bytes]], size_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+    while size_bytes > 0 and (row := next(rows, None)) is not None:
+        size_bytes -= len(row[0]) + len(row[1])
+        yield row
 
 
 def tables_of(begun: Begun, files: catalog.StoreFiles) -> tuple[str, ...]:

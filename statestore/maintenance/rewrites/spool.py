@@ -12,19 +12,24 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from statestore.engine.rocks import Database, EngineLimits
 from statestore.maintenance.rewrites.plans import Partitions
 
 _TARGET_BYTES = 4
+_LIMITS = EngineLimits(block_cache_bytes=1024 * 1024, block_bytes=4096, has_filters=False, merges=True)
+"""The rows are read once, in order."""
+_ROWS = 10_000
+"""Rows of a piece that are Python objects at a time."""
 
 
 class Spool:
-    """Rows of one group of stores. `piece_bytes`: keys and values that are sorted at a time."""
+    """Rows of one group of stores. `piece_bytes`: rows that are sorted at a time; the sort takes this memory again."""
 
-    def __init__(self, path: Path, limits: EngineLimits, piece_bytes: int) -> None:
-        self._database = Database.create(path, limits)
+    def __init__(self, path: Path, piece_bytes: int) -> None:
+        self._database = Database.create(path, _LIMITS)
         self._piece_bytes = piece_bytes
         self._writing = Lock()
 
@@ -37,13 +42,15 @@ class Spool:
             if piece.size_bytes >= self._piece_bytes:
                 self._write(piece)
                 piece = _Piece()
-        if piece.keys:
+        if piece.size_bytes:
             self._write(piece)
 
     def _write(self, piece: _Piece) -> None:
         # An ingestion writes its tables under fixed names below the database.
         with self._writing:
             self._database.apply([piece.sorted_rows()], None)
+        pa.default_memory_pool().release_unused()
+        pa.default_memory_pool().release_unused()
 
     def rows_of(self, target: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Iterate over the rows of a target, in the order of their keys, in batches of keys and values."""
@@ -60,28 +67,28 @@ class Spool:
 
 
 class _Piece:
-    """Rows of one source that are not written yet."""
+    """Rows of one source that are not written yet. They are Arrow arrays, which need less memory than Python objects."""
 
     def __init__(self) -> None:
-        self.keys: list[bytes] = []
         self.size_bytes = 0
-        self._values: list[bytes] = []
-        self._targets: list[Partitions] = []
+        self._batches: list[pa.RecordBatch] = []
 
     def add(self, targets: Partitions, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        self._targets.append(targets)
-        self.keys.extend(keys)
-        self._values.extend(values)
-        self.size_bytes += sum(map(len, keys)) + sum(map(len, values))
+        columns = [pa.array(targets), pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())]
+        batch = pa.RecordBatch.from_arrays(columns, names=["target", "key", "value"])
+        self.size_bytes += batch.nbytes
+        self._batches.append(batch)
 
     def sorted_rows(self) -> Iterator[tuple[bytes, bytes]]:
-        targets = np.concatenate(self._targets)
-        prefixes = {int(target): _prefix(int(target)) for target in np.unique(targets)}
-        # A conversion changes the order of keys. If it did not, the sort finds them in order.
-        places = sorted(range(len(self.keys)), key=self.keys.__getitem__)
-        order = np.array(places)[np.argsort(targets[places], kind="stable")]
-        for place, target in zip(order.tolist(), targets[order].tolist(), strict=True):
-            yield prefixes[target] + self.keys[place], self._values[place]
+        """Iterate over the rows once, by target and key."""
+        rows = pa.Table.from_batches(self._batches).combine_chunks()
+        self._batches.clear()
+        # Arrow compares bytes like RocksDB.
+        order = pc.sort_indices(rows, sort_keys=[("target", "ascending"), ("key", "ascending")])
+        for begin in range(0, len(order), _ROWS):
+            some = rows.take(order.slice(begin, _ROWS))
+            for target, key, value in zip(*(column.to_pylist() for column in some.columns), strict=True):
+                yield _prefix(target) + key, value
 
 
 def _prefix(target: int) -> bytes:

@@ -159,7 +159,8 @@ def require_same(
     `at_hand`: local copies of its tables, by name in storage. Raises `CorruptFile` if they differ.
     """
     try:
-        with open_base(storage, store, version, path, EngineLimits(), conf, at_hand=at_hand).database as database:
+        limits = EngineLimits(has_filters=False)
+        with open_base(storage, store, version, path, limits, conf, at_hand=at_hand).database as database:
             found = database.digest()
         problem = f"the digest of its rows is {found}, expected {digest}"
     except SnapshotUnusable as error:

@@ -14,10 +14,12 @@ from statestore.maintenance.snapshot import MEMORY_BYTES
 
 
 class SwitchPhase(Enum):
-    """The steps of a switchover. The value is shown after the step, the name is the stable code."""
+    """The steps of a switchover or a rewrite. The value is shown after the step, the name is the stable code."""
 
+    VERIFIED = "rows of the savepoint verified"
     BEGUN = "journal opened"
     CLEARED = "files that would conflict with the new structure are in quarantine"
+    READ = "rows of the savepoint read"
     SNAPSHOTS = "snapshots made"
     COMMIT = "newest commit rewritten"
     APPENDED = "batch without rows appended"
@@ -28,7 +30,7 @@ class SwitchPhase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a switchover: `done` of `of` items in this phase.
+    """The progress of a switchover or a rewrite: `done` of `of` items in this phase, which are rows, stores or files.
 
     `skipped_snapshots`: unusable bases of the store, with reasons.
     """

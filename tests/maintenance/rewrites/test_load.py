@@ -23,6 +23,7 @@ from statestore.errors import (
     UnknownFormatVersion,
 )
 from statestore.format import logs, names
+from statestore.maintenance.switchover import Progress, SwitchPhase
 from statestore.storage import Storage, open_storage
 from tests.support import rescales
 from tests.support.loads import load, planned, savepoint, undo
@@ -100,6 +101,16 @@ def test_the_plan_has_counts_bytes_and_seconds(pair: tuple[Storage, Storage], tm
     plan = planned(*pair, tmp_path / "scratch")
     assert plan.rows == sum(all_rows(tmp_path / "source" / "checkpoint").values()) > 0
     assert min(plan.read_bytes, plan.local_bytes, plan.seconds) > 0
+
+
+def test_progress_counts_the_rows_that_are_verified_and_read(pair: tuple[Storage, Storage], tmp_path: Path) -> None:
+    shown = list[Progress]()
+    load(*pair, tmp_path / "scratch", progress=shown.append)
+    rows = sum(all_rows(tmp_path / "source" / "checkpoint").values())
+    for phase in (SwitchPhase.VERIFIED, SwitchPhase.READ):
+        counts = [(one.done, one.of) for one in shown if one.phase is phase]
+        assert counts == sorted(counts)
+        assert counts[-1] == (rows, rows)
 
 
 @pytest.mark.parametrize("watermark_ms", [0, 4_000_000_000_000])
