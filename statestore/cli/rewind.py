@@ -170,6 +170,7 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
         "newest_batch": planned.newest,
         "former_query_id": planned.former_query,
         "query_id": planned.query,
+        "provider": prepared.gathered.provider.option,
         "stores": len(prepared.gathered.heads.heads),
         "bytes": planned.size_bytes,
         "refusals": [error_object(error) for error in prepared.refusals],
@@ -244,6 +245,11 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
             f"--query-id {query_id} --apply --confirm-stopped" + ("" if is_done else " (--apply prints the ID)")
         )
     notes += _sink_notes(prepared)
+    if gathered.crosses_conversion:
+        notes.append(
+            f"at batch {planned.batch:,}, the state store provider is {gathered.provider.value}: start the query with its "
+            "settings from before the conversion"
+        )
     if gathered.binding is not None:
         notes.append(f"start the job once with DeltaSink(..., continue_at_batch={planned.batch + 1})")
     return notes

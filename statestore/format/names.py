@@ -297,6 +297,12 @@ def parse_store_path(path: str, provider: Provider = Provider.ROCKSDB) -> tuple[
     return None if place is None or file is None else (place[0], file)
 
 
+def parse_file_of_any_provider(path: str) -> tuple[StorePath, StoreFile] | None:
+    """As `parse_store_path`, for the files of each provider and for their sidecars: a conversion leaves files of both."""
+    found = (parse_store_path(path.removesuffix(SIDECAR), provider) for provider in Provider)
+    return next((place for place in found if place is not None), None)
+
+
 def offsets(batch: int) -> str:
     """Return the path of a batch's offset log."""
     return f"{OFFSETS}/{batch}"

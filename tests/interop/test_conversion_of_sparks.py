@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format.provider import PROVIDER, Provider
+from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
-from tests.support.native import HERE, OPERATORS, NativeQuery, state
-from tests.support.twins import clean, forgetful, statekeeper, without
+from tests.support.conversions import BOTH, convert, of
+from tests.support.native import OPERATORS, NativeQuery, state
+from tests.support.twins import clean, forgetful, without
 
 pytestmark = pytest.mark.spark
 
-ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
-BOTH = [name for name in HERE if name not in ONLY_ROCKSDB]
 MATRIX = [(name, structure) for structure in Structure for name in BOTH]
 IN_CI = [("sessions", Structure.V2)]
 CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) for case in MATRIX]
@@ -23,20 +21,6 @@ CASES = [case if case in IN_CI else pytest.param(*case, marks=pytest.mark.slow) 
 
 def _shown(value: object) -> str:
     return value.value if isinstance(value, Structure) else str(value).replace(" ", "-")
-
-
-def of(provider: Provider) -> dict[str, str]:
-    return {PROVIDER: provider.class_name, **Structure.V1.conf}
-
-
-def convert(query: NativeQuery, to: Provider, structure: Structure = Structure.V1) -> int:
-    """Convert the checkpoint, configure the query for it, and return the batch that the conversion appends."""
-    options = ("--apply", "--confirm-stopped", "--scratch", str(query.folder), "--for-spark", "4.2")
-    statekeeper("convert", query.root, "--to", to.option, "--structure", structure.value, *options)
-    query.confs = {**query.confs, **of(to), **structure.conf}
-    batch = catalog.newest_batch(open_storage(query.root))
-    assert batch is not None
-    return batch
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES, ids=_shown)

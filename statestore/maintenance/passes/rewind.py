@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statestore.errors import StatekeeperError, VersionNotLoadable
 from statestore.format.names import StorePath
+from statestore.format.provider import Provider
 from statestore.maintenance import rewind, runs
 from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import guards
@@ -56,7 +57,7 @@ def plan(
     planned = rewind.plan(gathered, query_id=chosen)
     found: list[StatekeeperError] = list(planned.refusals)
     if not found:
-        conf = origin_of(storage).state_conf(storage, gathered.heads)
+        conf = origin_of(storage).state_conf(storage, gathered.heads, tuple(Provider))
         failed = rewind.prove(
             storage, gathered.heads, conf, scratch=scratch, clock=by.clock, ids=by.ids, restored=restored
         )

@@ -10,6 +10,7 @@ from statestore.chain import Chain
 from statestore.commit_log import Heads
 from statestore.format.file_source import Positions
 from statestore.format.names import StorePath
+from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.storage import Entry
@@ -33,25 +34,28 @@ class SourceNeed:
 class RewindFacts:
     """A checkpoint at its newest batch, and at the batch to rewind to.
 
-    url               of the checkpoint
-    batch             the target: the newest batch after the rewind
-    newest            the newest committed batch
-    heads             the version of each store at the target
-    chains            the committed versions of each store, back to a base of the target
-    structure         of the target
-    later_structures  those of the later batches whose commits can be read
-    later_stores      the stores that a later batch added, and this batch
-    position          the query position after the rewind
-    commits           the SHA-256 of each later commit, by batch
-    files             all files by path; without hidden files and without quarantined ones
-    positions         the newest entry of each file source that the target has read
-    sources           the data that each source must still have
-    query_id          of the query; that of a Python job is in the binding
-    former_ids        its ids before and after earlier rewinds and claims
-    binding           of a root of a Python job, as in its file; None for a native checkpoint
-    rows              the state schemas of a Python job that a later batch has extended, by path, as of the target
-    metadata          the bytes of the metadata of its operators, by path
-    sink              the table id of the sink, and its version after the target, if the root of a Python job records it
+    url                 of the checkpoint
+    batch               the target: the newest batch after the rewind
+    newest              the newest committed batch
+    heads               the version of each store at the target
+    chains              the committed versions of each store, back to a base of the target
+    structure           of the target
+    provider            of the target; Statekeeper's roots have RocksDB
+    crosses_conversion  whether a later batch has another provider
+    later_structures    those of the later batches whose commits can be read
+    appended            the later batches with another provider or number of partitions than the batch before
+    later_stores        the stores that a later batch added, and this batch
+    position            the query position after the rewind
+    commits             the SHA-256 of each later commit, by batch
+    files               all files by path; without hidden files and without quarantined ones
+    positions           the newest entry of each file source that the target has read
+    sources             the data that each source must still have
+    query_id            of the query; that of a Python job is in the binding
+    former_ids          its ids before and after earlier rewinds and claims
+    binding             of a root of a Python job, as in its file; None for a native checkpoint
+    rows                the state schemas of a Python job that a later batch has extended, by path, as of the target
+    metadata            the bytes of the metadata of its operators, by path
+    sink                the table id of the sink, and its version after the target, if the root of a Python job records it
     """
 
     url: str
@@ -60,7 +64,10 @@ class RewindFacts:
     heads: Heads
     chains: Mapping[StorePath, Chain]
     structure: Structure
+    provider: Provider
+    crosses_conversion: bool
     later_structures: frozenset[Structure]
+    appended: frozenset[int]
     later_stores: Mapping[StorePath, int]
     position: QueryPosition
     commits: Mapping[int, str]

@@ -21,6 +21,7 @@ from statestore.errors import (
 from statestore.format import file_source, logs, names
 from statestore.format.logs import OffsetLog
 from statestore.format.names import StorePath
+from statestore.format.provider import PROVIDER, Provider
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.maintenance import source_positions
@@ -30,6 +31,9 @@ from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.maintenance.row_schemas import rows_at
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, at_once, list_members, read_or_none
+
+Placing = tuple[str | None, str | None]
+"""The provider and the number of partitions in an offset log. A query keeps them; a rewrite appends a batch with others."""
 
 
 def batch_at(storage: Storage, seconds: float) -> int:
@@ -82,8 +86,9 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     """Gather the facts for a rewind to a batch.
 
     Requests: a listing; for each store the lineage of its changelog at the batch and its snapshots down to the base; each
-    later commit; the offsets; the operators' metadata; one for each later entry of a file source. Raises `NotACheckpoint`,
-    `VersionNotLoadable` for a batch that is not committed, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
+    later commit, and the offsets from the target on; the operators' metadata; one for each later entry of a file source.
+    Raises `NotACheckpoint`, `VersionNotLoadable` for a batch that is not committed, `UnsupportedProvider`, `CorruptFile`,
+    `UnknownFormatVersion`, `StorageError`.
     """
     newest = catalog.newest_batch(storage)
     log = catalog.commit_log(storage, at=batch)
@@ -91,9 +96,10 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         raise _no_batch(storage)
     origin = origin_of(storage)
     with suppress(ObjectMissing, CorruptFile):
-        origin.state_conf(storage, log.newest)  # raises for another state store provider
+        origin.state_conf(storage, log.newest, tuple(Provider))  # raises for a provider of another library
+    provider = next((store.provider for store in log.newest.heads), Provider.ROCKSDB)
     entries = {entry.path: entry for entry in storage.list("")}
-    files = catalog.with_members(list_members(storage), entries.values())
+    files = catalog.with_members(list_members(storage), entries.values(), provider)
     families = catalog.with_families(entries)
     chains: dict[StorePath, Chain] = {}
 
@@ -114,6 +120,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     later = [one for one in batches_of(entry for entry in entries.values() if _is_commit(entry.path)) if one > batch]
     commits: dict[int, str] = {}
     structures: dict[int, Structure] = {}
+    confs: dict[int, Placing] = {}
 
     def read(one: int) -> None:
         path = names.commits(one)
@@ -121,9 +128,12 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         commits[one] = hashlib.sha256(data).hexdigest()
         with suppress(CorruptFile, UnknownFormatVersion):  # it may be the reason for the rewind
             structures[one] = logs.parse_commit(data, path).structure
+        with suppress(CorruptFile, UnknownFormatVersion, ObjectMissing):
+            confs[one] = _placing(logs.parse_offsets(storage.read(names.offsets(one)), names.offsets(one)))
 
     at_once(read, later)
     offsets = _offsets(storage, batch)
+    confs[batch] = _placing(offsets)
     newest_offsets = source_positions.newest_offsets(storage, batch, offsets, entries)
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
@@ -136,6 +146,9 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         heads=log.newest,
         chains=dict(sorted(chains.items())),
         structure=catalog.structure_at(storage, batch),
+        provider=provider,
+        appended=frozenset(one for one in later if confs.get(one) != confs.get(one - 1)) if not is_own else frozenset(),
+        crosses_conversion=any(conf[0] != confs[batch][0] for conf in confs.values()),
         later_structures=frozenset(structures.values()),
         later_stores=_later_stores(log, entries),
         position=QueryPosition.of(storage, log.newest),
@@ -161,9 +174,9 @@ def _later_stores(log: CommitLog, paths: Collection[str]) -> dict[StorePath, int
     versions: dict[StorePath, set[int]] = {}
     for path in paths:
         place = names.parse_place(path)
-        file = None if place is None else names.parse_store_file(place[1])
+        file = names.parse_file_of_any_provider(path)
         if place is not None and file is not None:
-            versions.setdefault(place[0], set()).add(file.version.version)
+            versions.setdefault(place[0], set()).add(file[1].version.version)
         elif place is not None and names.parse_shared_file(place[1]) is not None:
             # After an interrupted rewind, only the tables of a store may be left.
             versions.setdefault(place[0], set())
@@ -184,6 +197,10 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
             hint="restore the file from a backup, or choose a later batch",
         )
     return logs.parse_offsets(data, path)
+
+
+def _placing(log: OffsetLog) -> Placing:
+    return log.conf.get(PROVIDER), log.conf.get(logs.SHUFFLE_PARTITIONS)
 
 
 def _former_ids(storage: Storage, paths: Iterable[str]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -11,6 +11,7 @@ from statestore import binding
 from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
 from statestore.format import file_source, logs, names, operators
 from statestore.format.names import EMPTY, StorePath, VersionId
+from statestore.format.provider import Provider
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.maintenance.starts import missing_offsets
@@ -95,6 +96,11 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
 
     Order: the files of the newest batch first. Of each batch, first the record of its attempt, then its commit, then its
     state, and its offsets last. So a crash leaves a batch whole, or as a batch that the query runs again. Sources last.
+
+    Of a batch that a rescale or a conversion has appended, the offsets are first. Failure sequence otherwise: a crash
+    leaves these offsets without their commit; the query runs the batch again, with fewer partitions, from the state in the
+    former partitions, and loses the rest. Without the offsets, Spark runs the batch before again, and then stops with
+    CONCURRENT_STREAM_LOG_UPDATE, because that batch is committed.
     """
     if gathered.newest == gathered.batch:
         # No later batch is committed. An interrupted rewind has given the query its id already.
@@ -104,8 +110,7 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
     for batch in sorted(by_batch, reverse=True):
         if batch == gathered.newest:
             actions += _rewritten_ids(gathered, query_id)
-        of_batch = sorted(by_batch[batch], key=lambda action: (list(RewindReason).index(action.reason), _first(action)))
-        actions += of_batch
+        actions += _in_order(by_batch[batch], is_appended=batch in gathered.appended)
     actions += _sources(gathered)
     actions += _rows(gathered)
     actions += _descriptions(gathered)
@@ -130,6 +135,13 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
             *missing_offsets(gathered.batch, gathered.files),
         ),
     )
+
+
+def _in_order(actions: Iterable[MoveAway], *, is_appended: bool) -> list[MoveAway]:
+    order = list(RewindReason)
+    if is_appended:
+        order.sort(key=lambda reason: reason is not RewindReason.OFFSETS)
+    return sorted(actions, key=lambda action: (order.index(action.reason), _first(action)))
 
 
 def _first(action: RewindAction) -> tuple[bool, str]:
@@ -179,8 +191,7 @@ def _batch_of(path: str) -> tuple[int, RewindReason] | None:
         return log[0] - 1, RewindReason.STATE
     if (metadata := names.parse_operator_metadata(path)) is not None:
         return metadata[1], RewindReason.SCHEMA
-    whole = path.removesuffix(names.SIDECAR) if names.is_sidecar(name) else path
-    place = names.parse_store_path(whole)
+    place = names.parse_file_of_any_provider(path)
     return None if place is None else (place[1].version.version - 1, RewindReason.STATE)
 
 
@@ -245,6 +256,8 @@ def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:
 
 def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
     then = gathered.structure
+    if gathered.provider is Provider.HDFS_BACKED:
+        return  # a conversion adds files, and a switchover of the converted checkpoint moves none of the default provider
     if then.other in gathered.later_structures:
         yield RefusedAsUnsafe(
             f"batch {gathered.batch} has structure {then.name}, but a later switchover moved the checkpoint to structure "
