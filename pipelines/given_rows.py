@@ -53,6 +53,8 @@ class GivenStream:
         return sorted_by(placed, [GROUP_COLUMN, *keys.names, *self._operator.order_by])
 
     def _rows_of_all(self, given: GivenRows, inputs: Mapping[str, pa.Schema]) -> pa.Table:
+        if _is_empty(given):
+            return self.columns.empty_table()
         if not isinstance(given, Mapping) or not given.keys() <= inputs.keys():
             raise SchemaMismatch(
                 "the rows are not a dict of the inputs",
@@ -134,6 +136,10 @@ def _with_columns(given: GivenRows, columns: pa.Schema) -> pa.Table:
             )
         converted.append(column)
     return pa.Table.from_arrays(converted, schema=columns)
+
+
+def _is_empty(given: GivenRows) -> bool:
+    return isinstance(given, Sequence) and not given
 
 
 def _are_dicts(given: GivenRows) -> bool:

@@ -102,8 +102,8 @@ class OperatorHarness:
         """Run the next batch.
 
         rows   a `pyarrow.Table`, a `pandas.DataFrame` or a list of dicts, in any order. A key that a dict lacks is null.
-               Without rows, timers fire and state expires. For several inputs a mapping: name -> rows; an input without
-               an entry has no rows
+               For several inputs a mapping: name -> rows; an input without an entry has no rows. Without rows, timers fire
+               and state expires
         at     the time of the batch, with a time zone. The default is one second after the previous batch, and 2026-01-01
                in UTC for the first batch
 

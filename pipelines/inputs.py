@@ -39,8 +39,8 @@ def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | No
 def columns_of_all(operator: StatefulOperator, inputs: Mapping[str, StructType]) -> StructType:
     """Return the columns of the rows of all inputs: those of the inputs, in order of their names, and the input's name.
 
-    A column that an input lacks is null in its rows. Raises `SchemaMismatch` for an input without a key column, and for a
-    column with several types.
+    A column that an input lacks is null in its rows. Raises `SchemaMismatch` for an input without a key column or without
+    the column of the event time, and for a column with several types.
     """
     if not inputs or not all(isinstance(name, str) and name for name in inputs):
         raise SchemaMismatch(
@@ -84,10 +84,11 @@ def _placed(name: str, frame: DataFrame, columns: StructType) -> DataFrame:
 
 
 def _require_columns(operator: StatefulOperator, name: str, columns: StructType) -> None:
-    missing = [key for key in operator.keys if key not in columns.names]
+    needed = [*operator.keys, *([] if operator.event_time is None else [operator.event_time])]
+    missing = [column for column in needed if column not in columns.names]
     if missing:
         raise SchemaMismatch(
-            f"input {name!r} has no columns {missing}", hint=f"each input needs the key columns; it has {columns.names}"
+            f"input {name!r} has no columns {missing}", hint=f"each input needs {needed}; it has {columns.names}"
         )
     if len(set(columns.names)) < len(columns.names):
         raise SchemaMismatch(f"input {name!r} has two columns of one name", hint=f"it has {columns.names}")

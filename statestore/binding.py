@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from statestore.clock import Ids
+from statestore.declaration import require_same_inputs, require_same_start
 from statestore.errors import (
     AlreadyExists,
     BatchConflict,
@@ -22,7 +23,6 @@ from statestore.errors import (
     RootLost,
     SchemaMismatch,
     UnknownFormatVersion,
-    WrongInitial,
 )
 from statestore.format import due_keys, names
 from statestore.format.json_object import json_object
@@ -188,45 +188,12 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
             hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint FOLDER, "
             "where FOLDER is the new checkpointLocation of the job; for a new query, use a new root",
         )
-    _require_same_start(storage, binding, wanted, batch)
-    _require_same_inputs(storage.url, binding.inputs, wanted.inputs)
+    require_same_start(storage, held=binding.initial, wanted=wanted.initial, batch=batch)
+    require_same_inputs(storage.url, held=binding.inputs, wanted=wanted.inputs)
     binding, older = _evolved(binding, _later_schemas(storage))
     _require_growth_only(storage.url, binding.stores, wanted.stores)
     _require_no_former_schema(storage.url, binding.stores, wanted.stores, older)
     return Bound(binding, older, wanted.stores)
-
-
-def _require_same_start(storage: Storage, held: Binding, wanted: Binding, batch: int) -> None:
-    """Verify that the job has initial rows if batch 0 needs them, and that this root has applied them otherwise.
-
-    The binding is created once. So all attempts at batch 0 start from initial rows, or none does. Raises `WrongInitial`.
-    """
-    if wanted.initial and not held.initial:
-        raise WrongInitial(
-            "the state root was created without initial rows, so those of the job would be missing in the state; the query "
-            "was not started",
-            path=storage.url,
-            hint="remove `initial` to continue with the state of this root, or start with a new root and a new checkpoint",
-        )
-    if held.initial and not wanted.initial and batch <= 0 and storage.stat(names.commits(0)) is None:
-        raise WrongInitial(
-            "the state root starts from initial rows, and batch 0 is not committed, but the job has no `initial`; the "
-            "query was not started",
-            path=storage.url,
-            hint="start the job with the same `initial` as before. You can remove it after batch 0 is committed",
-        )
-
-
-def _require_same_inputs(url: str, held: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    """Verify that the offsets in the checkpoint, which are by position, belong to the same inputs. Otherwise an input reads
-    from the offset of another one, and rows are lost (OffsetSeq.toStreamProgress). Raises `SchemaMismatch`."""
-    if held != wanted:
-        has, declares = (f"the inputs {list(of)}" if of else "one input without a name" for of in (held, wanted))
-        raise SchemaMismatch(
-            f"the root has {has}, but the job declares {declares}; the batch was not started",
-            path=url,
-            hint="declare the inputs of the root. For other inputs, start with a new root and a new checkpoint",
-        )
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:

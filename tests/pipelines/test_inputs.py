@@ -60,7 +60,7 @@ BATCHES: list[dict[str, list[dict[str, Any]]]] = [
 def test_an_input_that_lacks_a_column_has_nulls_in_it_and_its_rows_come_first() -> None:
     with OperatorHarness(OPERATOR, columns=COLUMNS) as harness:
         first, *_ = [harness.batch(batch) for batch in BATCHES]
-        last = harness.batch({})
+        last = harness.batch()
     assert [row["seen"] for row in first.output.to_pylist() if row["key"] == 1] == [
         "{'key': 1, 'at': None, 'a.`b': None, 'rows': [{'n': None}], 'input': 'b'}",
         "{'key': 1, 'at': 1, 'a.`b': 'x', 'rows': [{'n': 1}], 'input': 'a'}",
@@ -88,6 +88,13 @@ def test_an_input_that_lacks_a_column_has_nulls_in_it_and_its_rows_come_first() 
 def test_inputs_that_do_not_form_one_stream_are_rejected(columns: dict[str, pa.Schema], problem: str) -> None:
     with pytest.raises(SchemaMismatch, match=problem):
         OperatorHarness(OPERATOR, columns=columns)
+
+
+def test_each_input_needs_an_event_time() -> None:
+    moment = pa.timestamp("us", tz="UTC")
+    columns = {"a": pa.schema([KEY, ("at", moment)]), "b": pa.schema([KEY])}
+    with pytest.raises(SchemaMismatch, match=r"input 'b' has no columns \['at'\]"):
+        OperatorHarness(replace(OPERATOR, event_time="at"), columns=columns)
 
 
 @pytest.mark.parametrize("rows", [{"c": []}, [{"key": 1}], {"a": [{"key": "x"}]}, {"b": [{"key": 1, "at": 1}]}])
