@@ -23,6 +23,8 @@ from pipelines.operator import StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskReport
 from pipelines.task import Task, TaskPlan, Worker
+from pipelines.task_outputs import TaskOutputs
+from statestore.attempt_outputs import DEFAULT_OUTPUT
 from statestore.batch_times import BatchTimes
 from statestore.commit_metrics import CommitMetrics
 from statestore.engine.sweep import SweepLimits
@@ -158,7 +160,7 @@ def _run_task(spec: StorageSpec, folder: Path, part_bytes: int, seed: int) -> li
         limits=StoreLimits(part_bytes=part_bytes),
         times=BatchTimes(batch=0, time_ms=0),
         sweep=SweepLimits(),
-        output=reports,
+        output=TaskOutputs(rows={DEFAULT_OUTPUT: _OUTPUT}, reporter=reports),
     )
     numbers = np.arange(_KEYS * _PARTITIONS)
     columns = [pa.array(numbers), pa.array(numbers), pa.array((numbers // _KEYS).astype(np.int32))]

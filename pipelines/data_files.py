@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from pipelines.file_statistics import FileStatistics
 from statestore.clock import Ids
 from statestore.errors import WrongResult
 
+_FILE_NAME = re.compile(r"part-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet")
 _OPEN_FILES = 64
 """Open files of a task. With more values of the partition columns, a value can have several files per task and batch."""
 
@@ -41,6 +43,25 @@ class DataFile:
     modified_at_milliseconds: int
     partition_values: Mapping[str, str | None]
     statistics: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the file as JSON."""
+        return {**vars(self), "partition_values": dict(self.partition_values)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> DataFile:
+        """Parse the JSON of a file. Raises the errors of `BAD_VALUES`, also for a path outside of the table."""
+        path = str(body["path"])
+        if not _FILE_NAME.fullmatch(path):
+            raise ValueError(f"{path!r} is not the name of a data file")
+        values = dict(body["partition_values"])
+        return cls(
+            path=path,
+            size_bytes=int(body["size_bytes"]),
+            modified_at_milliseconds=int(body["modified_at_milliseconds"]),
+            partition_values={str(name): None if value is None else str(value) for name, value in values.items()},
+            statistics=str(body["statistics"]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +82,13 @@ class TableFiles:
         """Return a writer for the output of one partition."""
         return TaskFiles(self, partition, ids)
 
+    def missing(self, files: Sequence[DataFile]) -> list[str]:
+        """Return the paths of files that do not exist."""
+        import pyarrow.fs
+
+        found = table_files(self.path, self.options).get_file_info([file.path for file in files])
+        return [file.path for file, info in zip(files, found, strict=True) if info.type is pyarrow.fs.FileType.NotFound]
+
 
 @dataclass(frozen=True)
 class NoFiles:
@@ -70,6 +98,11 @@ class NoFiles:
         """Return a writer that drops the output of one partition."""
         del partition, ids
         return DroppedRows()
+
+    def missing(self, files: Sequence[DataFile]) -> list[str]:
+        """Return no paths."""
+        del files
+        return []
 
 
 OutputFiles = TableFiles | NoFiles

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.delta_log import KnownTable
+from statestore.attempt_outputs import SinkPosition
 from statestore.errors import SinkChanged, SinkConflict
-from statestore.root import SinkPosition
 
 _LOG = logging.getLogger("statekeeper")
 _PAGE = 50

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, changelogs_of, part_of
-from pipelines.data_files import OutputFiles
+from pipelines.completion import complete
 from pipelines.emergency import EmergencySnapshots
 from pipelines.host import Host
 from pipelines.initial import InitialState
@@ -28,23 +29,25 @@ from pipelines.materialised import Materialised
 from pipelines.metrics import MetricsWindow
 from pipelines.operator import StatefulOperator
 from pipelines.operator_job import run_to_files
+from pipelines.outputs import Computed, Files, Held, Outputs
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
-from pipelines.report_channel import AttemptReporter, ReportChannel
+from pipelines.report_channel import ReportChannel
 from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest, latest_event_ms
-from pipelines.sinks import Attempt, FileSink, Sink, TracedSink
+from pipelines.sinks import Attempt, Sink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
 from pipelines.stored import store_schemas
 from pipelines.task import TaskPlan
+from pipelines.task_outputs import TaskOutputs
 from pipelines.times import Batch
 from statestore.binding import Binding
 from statestore.clock import Clock, Ids
 from statestore.engine.sweep import SweepLimits
-from statestore.errors import ForeignBlock, SinkConflict, StatekeeperError
+from statestore.errors import ForeignBlock, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.structure import Structure
-from statestore.root import Done, Pending, Ready, SinkPosition, StateRoot
+from statestore.root import Done, Pending, Ready, StateRoot
 from statestore.storage import Storage, StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
@@ -66,7 +69,7 @@ class BatchDriver:
         *,
         root: StorageSpec,
         checkpoint: Storage,
-        sink: Sink,
+        sink: Sink | Mapping[str, Sink],
         host: Host,
         partitions: int,
         key_groups: int,
@@ -89,7 +92,8 @@ class BatchDriver:
         self._root_spec = root
         self._storage = open_storage(root, clock=clock, ids=ids)
         self._checkpoint = checkpoint
-        self._sink = sink
+        sinks = sink if isinstance(sink, Mapping) else dict.fromkeys(operator.outputs, sink)
+        self._outputs = Outputs(operator.outputs, sinks)
         self._host = host
         self._partitions = partitions
         self._key_groups = key_groups
@@ -104,7 +108,6 @@ class BatchDriver:
         self._warn = warn
         self._root: StateRoot | None = None
         self._channel: ReportChannel | None = None
-        self._sink_position: SinkPosition | None = None
         self._tail_changelogs: int | None = None
         self._snapshots = KnownSnapshots(self._storage)
         self._emergency = EmergencySnapshots(
@@ -174,18 +177,19 @@ class BatchDriver:
         if isinstance(begin, Done):
             outcome = Outcome.DONE_BEFORE
         else:
-            held = self._look_at_sink(root, query_id, batch)
-            if held is not None:
+            held = self._outputs.look(query_id, batch, lambda: root.sinks_before(batch - 1))
+            if held.attempt is not None:
                 outcome = Outcome.TAKEN_FROM_SINK
-                taken = self._pending_of(root, query_id, batch, held, outer.sources)
-                ids, watermark_ms = self._taken_over(root, taken), max(begin.times.watermark_ms, taken.watermark_ms)
+                chosen, notes = self._completed(root, rows, query_id, batch, begin, outer.sources, held)
+                self._record_positions(root, chosen)
             else:
                 outcome = Outcome.COMPUTED
                 self._keep_lineage_short(batch)
-                partitions, mine, attempts = self._compute_and_write(root, rows, query_id, batch, begin, outer.sources)
-                chosen, notes = self._settled_with_sink(root, query_id, batch, mine, outer.sources)
-                ids, watermark_ms = chosen.ids, max(begin.times.watermark_ms, chosen.watermark_ms)
-            root.commit(batch, ids, watermark_ms=watermark_ms)
+                partitions, chosen, attempts, notes = self._compute_and_write(
+                    root, rows, query_id, batch, begin, outer.sources
+                )
+            watermark_ms = max(begin.times.watermark_ms, chosen.watermark_ms)
+            root.commit(batch, chosen.ids, watermark_ms=watermark_ms)
             tails = [store.commit.tail_changelogs for report in partitions for store in report.stores]
             self._tail_changelogs = max(tails, default=None)
         self._enter(batch, Phase.COMMITTED)
@@ -225,57 +229,50 @@ class BatchDriver:
                 )
         return self._root
 
-    def _look_at_sink(self, root: StateRoot, query_id: str, batch: int) -> str | None:
-        """Return the attempt of the batch that the sink holds. Raises `SinkChanged` if others replaced its rows."""
-        if not isinstance(self._sink, TracedSink):
-            return self._sink.held(query_id, batch)
-        look = self._sink.look(query_id, batch, self._sink_position or root.sink_before(batch - 1))
-        self._sink_position = look.position
-        return look.held
-
     def _compute_and_write(
         self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
-    ) -> tuple[Sequence[PartitionReport], Pending, int]:
-        files = self._sink.plan_files(self._operator.output) if isinstance(self._sink, FileSink) else None
-        if files is not None:
-            return self._compute_and_commit(root, rows, query_id, batch, ready, sources, files)
-        channel = self._channel_of(rows.sparkSession)
+    ) -> tuple[Sequence[PartitionReport], Pending, int, tuple[str, ...]]:
+        """Compute an attempt and write it to the sinks. Return the record of the attempt that they hold. The first sink
+        decides: it skips the write if another driver was first."""
+        files = self._outputs.plan()
+        through_spark, digested = self._outputs.through_spark(files), self._outputs.digested(files)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
-            reporter = channel.open(self._ids.fresh())
             attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-            plan = self._plan(root, ready, attempt, reporter, rows.sparkSession)
-            with Materialised(plan, rows, self._initial_of(batch)) as output:
-                tasks = self._checked(channel.take(reporter), ready, plan)
-                reports = [report for task in tasks for report in task.partitions]
-                pending = self._record(root, ready, attempt, reports, sources)
+            with self._computed(root, rows, ready, attempt, files, through_spark, digested) as computed:
+                pending = self._record(root, ready, attempt, computed, sources)
                 try:
-                    self._sink.write(output.rows_of([task.tag for task in tasks]), attempt)
+                    written = self._outputs.write(computed, attempt)
                 except Exception as error:
-                    # Race: two drivers write at once and the sink's check stops this one, or the reply to its commit
-                    # is lost. The content of the sink decides, not the reply.
-                    if self._sink.held(query_id, batch) is not None:
-                        self._enter(batch, Phase.SINK_WRITTEN)
-                        return reports, pending, number
                     # Race: speculative twins leave one block each, and a read can take either; or the only block is
-                    # lost with its executor. The sink committed nothing, so the batch is computed again.
+                    # lost with its executor.
                     if not output_is_unreadable(error):
                         raise
                     if number == _ATTEMPTS:
-                        raise ForeignBlock(
-                            f"batch {batch}: the driver failed {number} times to read the output of the task attempts that "
-                            "it selected; the batch was not committed",
-                            hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
-                        ) from error
-                    self._warn(
-                        f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"
-                    )
-                    continue
-                self._enter(batch, Phase.SINK_WRITTEN)
-                return reports, pending, number
+                        raise _unreadable(batch) from error
+                    written = None
+            held = self._outputs.held(query_id, batch) if written != attempt.attempt else Held(written, ())
+            if held.attempt is None:
+                # The sinks committed nothing, so the batch is computed again.
+                self._warn(
+                    f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"
+                )
+                continue
+            self._enter(batch, Phase.SINK_WRITTEN)
+            if written == attempt.attempt:
+                return computed.reports, pending, number, ()
+            notes: tuple[str, ...] = ()
+            if held.attempt != attempt.attempt:
+                note = (
+                    f"batch {batch}: the sink has another driver's attempt {held.attempt} instead of {attempt.attempt}"
+                )
+                self._warn(f"{note}; two drivers run this query, stop one")
+                notes = (note,)
+            chosen, further = self._completed(root, rows, query_id, batch, ready, sources, held)
+            return computed.reports, chosen, number, (*notes, *further)
         raise AssertionError("unreachable")
 
-    def _compute_and_commit(
+    def _completed(
         self,
         root: StateRoot,
         rows: DataFrame,
@@ -283,36 +280,64 @@ class BatchDriver:
         batch: int,
         ready: Ready,
         sources: tuple[str, ...],
-        files: OutputFiles,
-    ) -> tuple[Sequence[PartitionReport], Pending, int]:
-        """Run the batch in one Spark job, whose tasks write the sink's data files, and commit these files."""
-        assert isinstance(self._sink, FileSink)
-        self._enter(batch, Phase.COMPUTING)
-        attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-        plan = self._plan(root, ready, attempt, files, rows.sparkSession)
-        tasks = self._checked(run_to_files(plan, rows, self._initial_of(batch)), ready, plan)
-        reports = [report for task in tasks for report in task.partitions]
-        pending = self._record(root, ready, attempt, reports, sources)
+        held: Held,
+    ) -> tuple[Pending, tuple[str, ...]]:
+        """Return the record of the attempt that a sink holds, when all sinks have it."""
+        assert held.attempt is not None
+        attempt = Attempt(query_id, root.binding.root_id, batch, held.attempt)
+
+        def compute_again(files: Files, through_spark: Mapping[str, pa.Schema], digested: frozenset[str]) -> Computed:
+            self._enter(batch, Phase.COMPUTING)
+            # Its versions have fresh ids, which no commit names.
+            dropped = replace(attempt, attempt=self._ids.fresh())
+            return self._computed(root, rows, ready, dropped, files, through_spark, digested)
+
         try:
-            self._sink.commit_files(files, [file for task in tasks for file in task.files], attempt)
-        except Exception:
-            # Race: two drivers commit at once and Delta stops this one, or the reply to its commit is lost. The content of
-            # the sink decides, not the reply.
-            if self._sink.held(query_id, batch) is None:
+            completed = complete(self._outputs, root, attempt, sources, held.missing, compute_again)
+        except Exception as error:
+            if not output_is_unreadable(error):
                 raise
-        self._enter(batch, Phase.SINK_WRITTEN)
-        return reports, pending, 1
+            raise _unreadable(batch) from error
+        if held.missing:
+            self._enter(batch, Phase.SINK_WRITTEN)
+        return completed
+
+    def _computed(
+        self,
+        root: StateRoot,
+        rows: DataFrame,
+        ready: Ready,
+        attempt: Attempt,
+        files: Files,
+        through_spark: Mapping[str, pa.Schema],
+        digested: frozenset[str],
+    ) -> Computed:
+        """Run the operator. If all outputs go to files or nowhere, this is one Spark job, and only reports come back."""
+        session, initial = rows.sparkSession, self._initial_of(attempt.batch)
+        if not through_spark:
+            plan = self._plan(root, ready, attempt, TaskOutputs(files=files, digested=digested), session)
+            return Computed(self._checked(run_to_files(plan, rows, initial), ready, plan), files, None)
+        channel = self._channel_of(session)
+        reporter = channel.open(self._ids.fresh())
+        outputs = TaskOutputs(files=files, rows=through_spark, digested=digested, reporter=reporter)
+        plan = self._plan(root, ready, attempt, outputs, session)
+        with ExitStack() as stack:
+            materialised = stack.enter_context(Materialised(plan, rows, initial))
+            tasks = self._checked(channel.take(reporter), ready, plan)
+            stack.pop_all()
+            return Computed(tasks, files, materialised)
 
     def _record(
         self,
         root: StateRoot,
         ready: Ready,
         attempt: Attempt,
-        reports: Sequence[PartitionReport],
+        computed: Computed,
         sources: tuple[str, ...],
     ) -> Pending:
         """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
         self._enter(attempt.batch, Phase.COMPUTED)
+        reports = computed.reports
         pending = Pending(
             batch=attempt.batch,
             attempt=attempt.attempt,
@@ -322,10 +347,10 @@ class BatchDriver:
             schema=root.schema(),
             ids=_ids_by_operator(reports, ready),
             structure=root.structure,
-            sink=self._sink_position,
             initial=initial_digest(reports),
             watermark_ms=ready.times.next_watermark_ms(latest_event_ms(reports), self._operator.lateness_ms),
         )
+        pending = self._outputs.recorded(pending, computed)
         changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
         began = self._clock.monotonic_seconds()
         size_bytes = root.write_pending(pending, changelogs, metrics=self._metrics.newest)
@@ -353,7 +378,7 @@ class BatchDriver:
         root: StateRoot,
         ready: Ready,
         attempt: Attempt,
-        output: OutputFiles | AttemptReporter,
+        output: TaskOutputs,
         session: SparkSession,
     ) -> TaskPlan:
         partitions = root.binding.partitions
@@ -385,57 +410,12 @@ class BatchDriver:
         self._metrics.add_tasks(tasks)
         return tasks
 
-    def _settled_with_sink(
-        self, root: StateRoot, query_id: str, batch: int, mine: Pending, sources: tuple[str, ...]
-    ) -> tuple[Pending, tuple[str, ...]]:
-        """Return the attempt to commit. The sink decides: it skips this write if another driver was first."""
-        if not self._sink.supports_exactly_once:
-            return mine, ()
-        held = self._sink.held(query_id, batch)
-        if held == mine.attempt:
-            return mine, ()
-        if held is None:
-            raise SinkConflict(
-                f"the job wrote batch {batch} to the sink, but the sink does not contain it; the batch was not committed",
-                hint="search the history of the sink for a deletion or a rollback. Then restart the query",
-            )
-        note = f"batch {batch}: the sink has another driver's attempt {held} instead of {mine.attempt}"
-        self._warn(f"{note}; two drivers run this query, stop one")
-        return self._pending_of(root, query_id, batch, held, sources), (note,)
-
-    def _taken_over(self, root: StateRoot, pending: Pending) -> Mapping[int, tuple[str, ...]]:
-        """Return the ids of an attempt of an earlier run, and record the current position of the sink: else the next run
-        would start from the position before a change that the user has accepted, and report the change again."""
-        if self._sink_position not in (None, pending.sink):
-            root.write_pending(replace(pending, attempt=self._ids.fresh(), sink=self._sink_position))
-        return pending.ids
-
-    def _pending_of(
-        self, root: StateRoot, query_id: str, batch: int, attempt: str, sources: tuple[str, ...]
-    ) -> Pending:
-        pending = root.pending(batch, attempt)
-        if pending is not None and pending.structure is not root.structure:
-            # The root was switched between the sink's commit and its own. Or batch 0 ran with the other argument.
-            held, mine = pending.structure, root.structure
-            switch = "statekeeper switch " + self._storage.url + " --to {} --apply --confirm-stopped"
-            first = "" if batch == 0 else f"stop the job and run: {switch.format(held.value)}. Then "
-            raise SinkConflict(
-                f"the sink contains batch {batch} from attempt {attempt}, which ran in structure {held.name}; the batch "
-                "was not committed",
-                path=self._root_spec.url,
-                hint=f"{first}start the job with structure {held.name} until it commits batch {batch}. To use structure "
-                f"{mine.name}, then stop the job and run: {switch.format(mine.value)}",
-            )
-        expected = (root.binding.root_id, query_id, sources, root.schema())
-        if pending is None or (pending.root_id, pending.query_id, pending.sources, pending.schema) != expected:
-            problem = "the record of this attempt has another query id, other source offsets or another schema"
-            problem = "this root has no record of this attempt" if pending is None else problem
-            raise SinkConflict(
-                f"the sink contains batch {batch} from attempt {attempt}, but {problem}; the batch was not committed",
-                path=self._root_spec.url,
-                hint="restore both to the same batch: the state root with statekeeper rewind, the table with RESTORE",
-            )
-        return pending
+    def _record_positions(self, root: StateRoot, pending: Pending) -> None:
+        """Record the current positions of the sinks for an attempt of an earlier run: else the next run would start from
+        the position before a change that the user has accepted, and report the change again."""
+        current = self._outputs.at_current_positions(pending)
+        if current.positions != pending.positions:
+            root.write_pending(replace(current, attempt=self._ids.fresh()))
 
     def _enter(self, batch: int, phase: Phase) -> None:
         now = self._clock.monotonic_seconds()
@@ -448,3 +428,11 @@ class BatchDriver:
 
 def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[int, tuple[str, ...]]:
     return {operator: tuple(str(report.stores[operator].new.mark) for report in reports) for operator in ready.bases}
+
+
+def _unreadable(batch: int) -> ForeignBlock:
+    return ForeignBlock(
+        f"batch {batch}: the driver failed {_ATTEMPTS} times to read the output of the task attempts that it selected; the "
+        "batch was not committed",
+        hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
+    )

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines import preflight
 from pipelines.assignments import Assignments
@@ -23,7 +22,8 @@ from pipelines.operator import TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked, latest_event_ms
 from pipelines.stored import TIMER_VALUES, TIMERS, StoredStore, stored
-from pipelines.task import MARKER_COLUMN, Task, TaskPlan, Worker, store_address
+from pipelines.task import Task, TaskPlan, Worker, store_address
+from pipelines.task_outputs import TaskOutputs
 from pipelines.times import Batch
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
@@ -47,7 +47,7 @@ class Result:
     """Result of a batch of `OperatorHarness`.
 
     batch      number and times of the batch
-    output     the output of all calls, one after another
+    output     the output of all calls, one after another; for several outputs a mapping: name -> table
     state      key and value columns of all keys that have state after the batch, sorted by key; with several named stores a
                mapping: name -> table. With a TTL, the column `expires_at` is before the value columns. State that expires
                by the time of the next batch is still in it
@@ -56,7 +56,7 @@ class Result:
     """
 
     batch: Batch
-    output: pa.Table
+    output: pa.Table | Mapping[str, pa.Table]
     state: pa.Table | Mapping[str, pa.Table]
     timers: pa.Table
     late_rows: int
@@ -120,7 +120,7 @@ class OperatorHarness:
         reports = _Reports()
         plan = self._plan(stream.columns, reports, times)
         task = Task(plan, 0, self._worker)
-        returned = pa.Table.from_batches(list(task.run(iter(placed.to_batches()))), schema=plan.result_schema())
+        returned = pa.Table.from_batches(list(task.run(iter(placed.to_batches()))), schema=plan.output.result_schema())
         [report] = checked(reports.all, self._bases, self._partitioning)
         task.maintain_host()
         new = [[store.new for store in partition.stores] for partition in report.partitions]
@@ -132,12 +132,10 @@ class OperatorHarness:
             watermark_ms=watermark_ms,
             late_watermark_ms=times.watermark_ms,
         )
-        declared = self._operator.output
-        rows_out = returned.filter(pc.invert(returned[MARKER_COLUMN])).select(declared.names)
-        output = pa.Table.from_arrays(rows_out.columns, schema=declared)
+        outputs = {name: plan.output.rows_in(returned, name) for name in self._operator.outputs}
         return Result(
             batch=Batch.of(times),
-            output=output,
+            output=next(iter(outputs.values())) if self._operator.has_one_output else outputs,
             state=self._state(plan),
             timers=self._timers(plan),
             late_rows=sum(partition.times.late_rows for partition in report.partitions),
@@ -176,7 +174,7 @@ class OperatorHarness:
             times=times,
             limits=StoreLimits(),
             sweep=SweepLimits(),
-            output=reports,
+            output=TaskOutputs(rows=self._operator.outputs, reporter=reports),
         )
 
     def _state(self, plan: TaskPlan) -> pa.Table | Mapping[str, pa.Table]:

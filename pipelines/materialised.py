@@ -1,4 +1,4 @@
-"""The output of one attempt as a DataFrame, for a sink that takes rows."""
+"""The outputs of one attempt as DataFrames, for sinks that take rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame
 from pipelines.initial import InitialState
 from pipelines.operator_job import operator_job
 from pipelines.spark_errors import FOREIGN_BLOCK
-from pipelines.task import MARKER_COLUMN, TAG_COLUMN, TaskPlan
+from pipelines.task import TaskPlan
+from pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
 
 
 class Materialised:
@@ -20,16 +21,19 @@ class Materialised:
     """
 
     def __init__(self, plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> None:
+        self._is_one = len(plan.output.rows) == 1
         self._frame = operator_job(plan, rows, initial).localCheckpoint(eager=True)
 
-    def rows_of(self, tags: Sequence[int]) -> DataFrame:
-        """Return the output without markers. `tags`: of each task. Reading a row of another attempt fails."""
+    def rows_of(self, output: str, tags: Sequence[int]) -> DataFrame:
+        """Return the rows of an output without markers. `tags`: of each task. Reading a row of another attempt fails."""
         # The tags are in an array, because Spark compiles single numbers into code, again for each batch (0.15 s).
         chosen = f"element_at(array({', '.join(f'{tag}L' for tag in tags)}), spark_partition_id() + 1) = {TAG_COLUMN}"
         foreign = f"CAST(raise_error('{FOREIGN_BLOCK}') AS BOOLEAN)"
-        return self._frame.where(f"CASE WHEN {chosen} THEN NOT {MARKER_COLUMN} ELSE {foreign} END").drop(
-            TAG_COLUMN, MARKER_COLUMN
-        )
+        column = f"`{output}`"
+        # One condition: Spark could drop rows by a second one before it compares their tags.
+        wanted = f"NOT {MARKER_COLUMN}" if self._is_one else f"NOT {MARKER_COLUMN} AND {column} IS NOT NULL"
+        rows = self._frame.where(f"CASE WHEN {chosen} THEN {wanted} ELSE {foreign} END")
+        return rows.drop(TAG_COLUMN, MARKER_COLUMN) if self._is_one else rows.selectExpr(f"{column}.*")
 
     def __enter__(self) -> Materialised:
         return self

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -14,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.times import TimeKind, Ttl, kind_of, milliseconds, require_timestamp
+from statestore.attempt_outputs import DEFAULT_OUTPUT
 from statestore.errors import SchemaMismatch
 from statestore.format.names import DEFAULT_STORE
 from statestore.format.types import check_supported
+
+_OUTPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 class Frames(Enum):
@@ -34,7 +38,8 @@ TIMER_COLUMN = "at"
 class Update:
     """Result of an update function.
 
-    output    one table with the columns of the output schema; any number of rows
+    output    one table with the columns of the output schema; any number of rows. With several named outputs a mapping with
+              all names: name of the output -> table, or None for no rows
     state     key columns and value columns of the keys with new state; each key at most once
     deleted   key columns of the keys whose state is deleted
     timers    key columns and the column `at` of the keys with a new timer, a timestamp; null deletes the timer of the key.
@@ -86,7 +91,7 @@ class StatefulOperator:
     keys       names of the key columns; null is a valid key
     order_by   names of the columns that sort the rows of a key
     state      value columns of the state; for several stores a mapping: name -> value columns
-    output     columns of the output
+    output     columns of the output; for several outputs a mapping: name -> columns. Each has its own sink
     update     see `UpdateFunction`
 
     event_time         the column of the rows with their event time, a timestamp without nulls. It gives the watermark
@@ -106,7 +111,7 @@ class StatefulOperator:
     order_by: Sequence[str]
     _: KW_ONLY
     state: pa.Schema | Mapping[str, pa.Schema]
-    output: pa.Schema
+    output: pa.Schema | Mapping[str, pa.Schema]
     update: UpdateFunction
     frames: Frames = Frames.ARROW
     pieces: Pieces = field(default_factory=Pieces)
@@ -125,7 +130,14 @@ class StatefulOperator:
             clash = set(self.keys) & set(values.names)
             if clash:
                 raise SchemaMismatch(f"store {name!r}: {sorted(clash)} are both key and value columns")
-        check_supported(self.output)
+        if not self.outputs:
+            raise SchemaMismatch("the operator has no outputs", hint="declare the columns of at least one output")
+        for name, columns in self.outputs.items():
+            if not _OUTPUT_NAME.fullmatch(name):
+                raise SchemaMismatch(
+                    f"the name of output {name!r} is not valid", hint="use letters, digits and underscores"
+                )
+            check_supported(columns)
         _require_times(self)
 
     @property
@@ -137,6 +149,16 @@ class StatefulOperator:
     def has_one_store(self) -> bool:
         """Return whether `state` is a single schema, so that the update function gets tables instead of mappings."""
         return isinstance(self.state, pa.Schema)
+
+    @property
+    def outputs(self) -> Mapping[str, pa.Schema]:
+        """Return name of the output -> its columns."""
+        return {DEFAULT_OUTPUT: self.output} if isinstance(self.output, pa.Schema) else dict(self.output)
+
+    @property
+    def has_one_output(self) -> bool:
+        """Return whether `output` is a single schema, so that the update function returns a table instead of a mapping."""
+        return isinstance(self.output, pa.Schema)
 
     def key_columns(self, row_columns: pa.Schema) -> pa.Schema:
         """Return the key columns of the state. They are always nullable, because the source may become nullable later."""

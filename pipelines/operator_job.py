@@ -15,7 +15,7 @@ from pipelines.task import TaskPlan
 
 
 def operator_job(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> DataFrame:
-    """Return the results of the tasks, see `TaskPlan.result_schema`. Each evaluation runs the operator again.
+    """Return the results of the tasks, see `TaskOutputs.result_schema`. Each evaluation runs the operator again.
 
     initial   initial rows, which go to the tasks with the rows of batch 0
     """
@@ -43,7 +43,7 @@ def operator_job(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) 
         .repartitionById(plan.partitioning.tasks, F.expr(task))
         .sortWithinPartitions(place[GROUP_COLUMN], *first, *keys, *order)
     )
-    return routed.mapInArrow(plan, from_arrow_schema(plan.result_schema()))
+    return routed.mapInArrow(plan, from_arrow_schema(plan.output.result_schema()))
 
 
 def run_to_files(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> Sequence[Reported]:

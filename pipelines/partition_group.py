@@ -23,7 +23,8 @@ from pipelines.keyed_state import KeyedState
 from pipelines.operator import TIMER_COLUMN, Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import TimeCounts
-from pipelines.results import as_table
+from pipelines.results import as_outputs
+from pipelines.task_outputs import Tables
 from pipelines.times import Batch
 from pipelines.whole_keys import Piece, whole_keys
 from statestore.batch_times import BatchTimes
@@ -74,8 +75,8 @@ class PartitionGroup:
             latest_event_ms=None if self._event_time is None else self._event_time.latest_ms,
         )
 
-    def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
-        """Process the rows, sorted by key group, and return the output piece by piece.
+    def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
+        """Process the rows, sorted by key group, and return the outputs piece by piece.
 
         Commit the stores of a partition when its last rows are processed and its timers have fired. So the changes of one
         piece are in memory, and not those of the group.
@@ -90,7 +91,7 @@ class PartitionGroup:
                     yield from self._put_initial(kind, rows)
         yield from self._finish_until(None)
 
-    def _process_input(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
+    def _process_input(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
         tables = (self._on_time(self._named(batch)) for batch in batches)
         for piece in whole_keys(
             tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
@@ -101,7 +102,7 @@ class PartitionGroup:
                 self.rows_in[partition] += part.stop - part.start
             yield self._process(piece)
 
-    def _put_initial(self, kind: int, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
+    def _put_initial(self, kind: int, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
         assert self._initial is not None
         group = len(self._row_columns) - 1
         for rows in batches:
@@ -109,7 +110,7 @@ class PartitionGroup:
                 yield from self._finish_until(partition)
                 self._initial.put(kind, rows[part], partition, self._state)
 
-    def _finish_until(self, partition: int | None) -> Generator[pa.Table]:
+    def _finish_until(self, partition: int | None) -> Generator[Tables]:
         """Finish and commit the partitions before this one, which get no more rows; None: all."""
         while self._unfinished and (partition is None or self._unfinished[0] < partition):
             number = self._unfinished.pop(0)
@@ -140,7 +141,7 @@ class PartitionGroup:
     def _partitions_of(self, groups: pa.Array | pa.ChunkedArray) -> Numbers:
         return self._partitioning.of_key_groups(groups.to_numpy().astype(np.int64))
 
-    def _process(self, piece: Piece) -> pa.Table:
+    def _process(self, piece: Piece) -> Tables:
         first = piece.first_of_key()
         keys = PlacedKeys(piece.keys.filter(first), self._partitions(piece.rows.filter(first)))
         rows = piece.rows.drop_columns([GROUP_COLUMN])
@@ -149,7 +150,7 @@ class PartitionGroup:
         further = (self._batch,) if self._takes_batch else ()
         return self._call(self._operator.update, rows, keys, key_rows, further, latest_us=latest_us)
 
-    def _fire_timers(self, partition: int) -> Generator[pa.Table]:
+    def _fire_timers(self, partition: int) -> Generator[Tables]:
         timers, function = self._state.timers, self._operator.on_timer
         if timers is None or function is None:
             return
@@ -166,14 +167,14 @@ class PartitionGroup:
         key_rows: pa.Table,
         further: tuple[Batch, ...],
         **times: Times | None,
-    ) -> pa.Table:
-        """Call a function with rows and the state of their keys, write its changes, and return its output."""
+    ) -> Tables:
+        """Call a function with rows and the state of their keys, write its changes, and return its outputs."""
         read = self._state.read(keys, key_rows)
         update = function(self._frame(rows), self._frames(read.tables), *further)
         if not isinstance(update, Update):
             raise WrongResult(f"the update function returned {type(update).__name__}", hint="return an Update")
         self._state.apply(update, keys, read, **times)
-        return as_table(update.output, self._operator.output, "the output")
+        return as_outputs(update.output, self._operator)
 
     def _frames(self, state: Mapping[str, pa.Table]) -> Any:
         if self._operator.has_one_store:

@@ -26,7 +26,7 @@ from pipelines.operator import Frames, StatefulOperator
 from pipelines.partition_group import takes_batch
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.stored import require_free_stores, store_schemas
-from pipelines.task import MARKER_COLUMN, TAG_COLUMN
+from pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
 from statestore import catalog
 from statestore.binding import Binding
 from statestore.errors import (
@@ -119,14 +119,11 @@ def row_columns(operator: StatefulOperator, stream: StructType) -> pa.Schema:
 
 def require_usable(operator: StatefulOperator) -> None:
     """Raise `UnusableFunction`, `SchemaMismatch`, `UnsupportedEnvironment` for an operator that tasks cannot run."""
-    # Spark and the sink's table resolve column names case-insensitively.
-    counts = Counter(name.lower() for name in operator.output.names)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise SchemaMismatch(
-            f"the output has duplicate column names: {twice}", hint="names that differ only in case are duplicates"
-        )
-    _require_free_names("the output", operator.output.names)
+    for name, columns in operator.outputs.items():
+        what = "the output" if operator.has_one_output else f"output {name!r}"
+        _require_distinct(f"{what} has duplicate column names", columns.names)
+        _require_free_names(what, columns.names)
+    _require_distinct("the operator has duplicate names of outputs", list(operator.outputs))
     for name, values in operator.stores.items():
         if len(set(values.names)) < len(values.names):
             raise SchemaMismatch(f"store {name!r} has two columns of one name", hint=f"it has {values.names}")
@@ -235,6 +232,14 @@ def _parts(url: str) -> tuple[str, ...]:
     if found and scheme != "file":
         return (f"{'s3' if scheme in ('s3a', 's3n') else scheme}:", *rest.strip("/").split("/"))
     return Path((rest if found else url).removeprefix("file:")).absolute().resolve().parts
+
+
+def _require_distinct(problem: str, names: list[str]) -> None:
+    # Spark and the sink's table resolve column names case-insensitively.
+    counts = Counter(name.lower() for name in names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise SchemaMismatch(f"{problem}: {twice}", hint="names that differ only in case are duplicates")
 
 
 def _require_free_names(what: str, columns: list[str]) -> None:

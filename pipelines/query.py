@@ -19,6 +19,7 @@ from pipelines.host import Host
 from pipelines.initial import Initial, InitialState
 from pipelines.inputs import columns_of_all, given_streams, rows_of_all
 from pipelines.operator import StatefulOperator
+from pipelines.outputs import require_sinks
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.session import require_classic
 from pipelines.sinks import DeltaSink, NoSink, Sink
@@ -103,7 +104,7 @@ def start(
     inputs: Mapping[str, DataFrame] | None = None,
     root: str | StorageSpec,
     checkpoint: str | StorageSpec,
-    sink: Sink,
+    sink: Sink | Mapping[str, Sink],
     partitions: int | None = None,
     key_groups: int = 128,
     tasks: int | None = None,
@@ -125,6 +126,8 @@ def start(
                  lacks are null. A root keeps the names of its inputs
     root         path or URL of the state; each query needs its own
     checkpoint   checkpoint location of the streaming query, outside the root
+    sink         takes the output; for several outputs a mapping: name -> sink. Each of them then supports exactly-once
+                 writes, or is `NoSink`, and state and all sinks hold the same attempt of each batch
     partitions   number of stores of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
                  An existing root keeps its number; `statekeeper rescale` changes it
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
@@ -169,19 +172,21 @@ def start(
     preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
     checkpoint_spec = StorageSpec(checkpoint) if isinstance(checkpoint, str) else checkpoint
+    sinks = require_sinks(operator, sink, structure)
     places = {"root": root_spec.url, "checkpoint": checkpoint_spec.url}
-    if isinstance(sink, DeltaSink):
-        places["sink"] = sink.path
-    preflight.require_places_apart(places)
+    tables = {name: of.path for name, of in sinks.items() if isinstance(of, DeltaSink)}
+    named = {"sink" if operator.has_one_output else f"sink of {name}": path for name, path in tables.items()}
+    preflight.require_places_apart({**places, **named})
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
     input_names = tuple(sorted(inputs or ()))
     first = None if initial is None else InitialState(operator, row_columns, initial)
     preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names)
-    if isinstance(sink, preflight.CheckedSink):
-        sink.require_ready(session, operator.output)
-    if not sink.supports_exactly_once and not isinstance(sink, NoSink):
+    for name, of_output in sinks.items():
+        if isinstance(of_output, preflight.CheckedSink):
+            of_output.require_ready(session, operator.outputs[name])
+    if any(not one.supports_exactly_once and not isinstance(one, NoSink) for one in sinks.values()):
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
     # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.
     waiting_spec = replace(root_spec, timeout_seconds=storage_timeout_seconds)
@@ -191,7 +196,7 @@ def start(
         row_columns,
         root=waiting_spec,
         checkpoint=open_storage(waiting_checkpoint, clock=clock, ids=ids),
-        sink=sink,
+        sink=sinks,
         host=host or Host(tempfile.gettempdir()),
         partitions=partitions,
         key_groups=key_groups,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipelines.data_files import DataFile
 from pipelines.partitioning import Partitioning
@@ -73,14 +73,16 @@ class TaskReport:
 
     tag       tag of the attempt's rows, see `tag_of`
     requests  its requests to the root
-    files     data files of the output, if the task writes them
+    files     output -> its data files, for outputs that the task writes
+    digests   output -> number and digest of its rows, for outputs that the driver wants to compare
     """
 
     task: int
     tag: int
     partitions: tuple[PartitionReport, ...]
     requests: RequestCounts
-    files: tuple[DataFile, ...] = ()
+    files: Mapping[str, tuple[DataFile, ...]] = field(default_factory=dict)
+    digests: Mapping[str, RowsDigest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.operator import StatefulOperator
 from statestore.errors import WrongResult
 from statestore.format.lossless import Lossy, first_refused, lossless
 
@@ -46,6 +47,31 @@ def as_table(given: Any, schema: pa.Schema, what: str) -> pa.Table:
         return pa.Table.from_arrays(columns, schema=schema)
     except pa.ArrowException as error:
         raise _wrong(schema, f"{what} does not match its schema: {error}") from error
+
+
+def as_outputs(given: Any, operator: StatefulOperator) -> Mapping[str, pa.Table]:
+    """Convert the outputs of an update function: output -> its rows. Raises `WrongResult` for an output that is unknown or
+    missing; None is an output without rows."""
+    outputs = operator.outputs
+    if operator.has_one_output:
+        return {name: as_table(given, columns, "the output") for name, columns in outputs.items()}
+    if not isinstance(given, Mapping):
+        raise WrongResult(
+            f"the output is a {type(given).__name__}",
+            hint="an operator with several outputs must return a dict from output name to table",
+        )
+    unknown = sorted(set(map(str, given)) - set(outputs))
+    missing = sorted(set(outputs) - set(given))
+    if unknown or missing:
+        problem = f"outputs that are not declared: {', '.join(unknown)}" if unknown else f"no output {missing[0]!r}"
+        raise WrongResult(
+            f"the function returned {problem}",
+            hint=f"return a table, or None for no rows, for each output of the operator: {', '.join(outputs)}",
+        )
+    return {
+        name: as_table(given[name], columns, f"output {name!r}") if given[name] is not None else columns.empty_table()
+        for name, columns in outputs.items()
+    }
 
 
 def _column_names(given: Any, schema: pa.Schema, what: str) -> list[str]:

@@ -19,9 +19,9 @@ from pipelines.delta_files import DeltaFiles, require_nullable, require_partitio
 from pipelines.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
 from pipelines.delta_log import DeltaLog, KnownTable
 from pipelines.delta_rows import Commit, append, merge, require_unique
+from statestore.attempt_outputs import SinkPosition
 from statestore.errors import BadConfiguration, SchemaMismatch, UnsafeSink, UnsupportedEnvironment, UnsupportedType
 from statestore.redaction import redacted
-from statestore.root import SinkPosition
 
 _RETENTION = "delta.setTransactionRetentionDuration"
 _EXTENSIONS = "spark.sql.extensions"
@@ -77,6 +77,10 @@ class TracedSink(Sink, Protocol):
 @runtime_checkable
 class FileSink(Sink, Protocol):
     """A sink whose files the tasks can write first and the driver commits later: one Spark job per batch."""
+
+    @property
+    def takes_files(self) -> bool:
+        """Return whether the tasks write the output. Otherwise the rows go through `write`."""
 
     def plan_files(self, output: pa.Schema) -> OutputFiles | None:
         """Return where and how tasks write the output; None if the rows go through `write`. Called before each batch.
@@ -244,8 +248,12 @@ class DeltaSink:
         else:
             merge(rows, self.path, commit, on=self.merge_on, adds_columns=adds_columns)
 
+    @property
+    def takes_files(self) -> bool:
+        return self.writer == Writer.TASKS
+
     def plan_files(self, output: pa.Schema) -> TableFiles | None:
-        return self._files.plan(output) if self.writer == Writer.TASKS else None
+        return self._files.plan(output) if self.takes_files else None
 
     def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
         assert isinstance(plan, TableFiles)
@@ -283,6 +291,11 @@ class NoSink:
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
         """Raise NotImplementedError: the tasks drop the rows."""
         raise NotImplementedError
+
+    @property
+    def takes_files(self) -> bool:
+        """Return True: the tasks drop the rows."""
+        return True
 
     def plan_files(self, output: pa.Schema) -> OutputFiles:
         del output

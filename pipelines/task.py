@@ -1,11 +1,7 @@
 """Work of Spark's Python workers: the partitions of one task of a batch, a group of them after another.
 
 For each group: open the stores, pass the rows of whole keys and their state to the update function, commit. Then report.
-The output goes to one of two places:
-
-* back to Spark, as rows. The last row of each task is a marker, which names the attempt also for a task without output.
-  The report goes through an accumulator, see `report_channel`.
-* to data files of the sink. The report is then the only row that the task returns: Spark keeps one result per task.
+The outputs go back to Spark or to data files, see `task_outputs`.
 """
 
 from __future__ import annotations
@@ -13,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.assignments import Assignments
-from pipelines.data_files import DataFile, OutputFiles
 from pipelines.group_stores import Stores
 from pipelines.initial_rows import InitialColumns, InitialRows
 from pipelines.operator import StatefulOperator
 from pipelines.partition_group import PartitionGroup
 from pipelines.partitioning import Partitioning
-from pipelines.reports import PartitionReport, Reported, StoreReport, TaskFailure, TaskReport, tag_of
+from pipelines.reports import PartitionReport, StoreReport, TaskFailure, TaskReport, tag_of
 from pipelines.stored import stored
+from pipelines.task_outputs import Tables, TaskOutputs
 from statestore.batch_times import BatchTimes
 from statestore.clock import Ids, RandomIds, SystemClock
 from statestore.engine.rows_digest import RowsDigest
@@ -52,28 +45,17 @@ from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress, advance_local_copy
 from statestore.store_limits import StoreLimits
 
-TAG_COLUMN = "__statekeeper_tag"
-MARKER_COLUMN = "__statekeeper_marker"
-
-_REPORT = pa.schema([pa.field("report", pa.binary())])
-_OUTPUT_ROWS = 65_536
+_REWRITTEN_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0
 _CACHED_SHARE = 1 / 8
 """Share of the quota for local copies that the batch logs of one root may use."""
-
-
-class Reporter(Protocol):
-    """Receives the reports of tasks."""
-
-    def add(self, report: Reported) -> None:
-        """Send the report of a task whose partitions are committed, or cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """Input of a task, the same for all tasks of a batch; sent to the workers.
 
-    output    where the task writes data files, or the reporter of a task that returns its output as rows
+    output    where the task puts its outputs
     initial   layout of the initial rows among the rows of batch 0; None without
     """
 
@@ -90,7 +72,7 @@ class TaskPlan:
     times: BatchTimes
     limits: StoreLimits
     sweep: SweepLimits
-    output: OutputFiles | Reporter
+    output: TaskOutputs
     initial: InitialColumns | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,14 +95,6 @@ class TaskPlan:
     def copies_folder(self) -> Path:
         """Return the folder of the local copies of the root's stores on this host."""
         return user_folder(Path(self.local_folder).absolute()) / self.root_id
-
-    def result_schema(self) -> pa.Schema:
-        """Return the columns that a task returns: its pickled report, or the output's columns, nullable because of the
-        marker, and the columns of tag and marker."""
-        if isinstance(self.output, OutputFiles):
-            return _REPORT
-        nullable = [column.with_nullable(True) for column in self.operator.output]
-        return pa.schema([*nullable, pa.field(TAG_COLUMN, pa.int64()), pa.field(MARKER_COLUMN, pa.bool_())])
 
 
 @dataclass(frozen=True)
@@ -154,25 +128,25 @@ class Task:
         self._wanting: list[tuple[StoreAddress, VersionId]] = []
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process the rows of the task, sorted by key group, and return its results, see `TaskPlan.result_schema`."""
+        """Process the rows of the task, sorted by key group, and return its results, see `TaskOutputs.result_schema`."""
         output = self._plan.output
-        if isinstance(output, OutputFiles):
-            yield _report_row(self._report_of_files(batches, output))
-            return
-        for table in self._process_all(batches):
-            yield from self._tagged(table, marker=False)
-        output.add(self._report())
-        yield from self._marker()
+        with output.open(self._task, self._tag, self._ids) as opened:
+            with contextlib.closing(self._process_all(batches)) as outputs:
+                for tables in outputs:
+                    yield from opened.write(tables)
+            report = TaskReport(
+                task=self._task,
+                tag=self._tag,
+                partitions=tuple(self._reports),
+                requests=self._storage.requests.since(self._requests_before),
+                files=opened.complete(),
+                digests=opened.digests,
+            )
+        yield from output.send(report, self._tag)
 
     def fail(self, error: StatekeeperError) -> Iterator[pa.RecordBatch]:
         """Return the last row of a task that cannot succeed."""
-        output = self._plan.output
-        failure = TaskFailure(self._task, error)
-        if isinstance(output, OutputFiles):
-            yield _report_row(failure)
-            return
-        output.add(failure)
-        yield from self._marker()
+        yield from self._plan.output.send(TaskFailure(self._task, error), self._tag)
 
     def maintain_host(self) -> None:
         """Advance the host's local copies to this batch's bases, which are committed. Periodically delete unused copies."""
@@ -188,24 +162,8 @@ class Task:
         folder = user_folder(Path(plan.local_folder).absolute())
         sweep_when_due(folder, plan.sweep, clock=SystemClock(), every_seconds=_SWEEP_SECONDS)
 
-    def _report_of_files(self, batches: Iterator[pa.RecordBatch], table: OutputFiles) -> TaskReport:
-        with table.open(self._task, self._ids) as files:
-            with contextlib.closing(self._process_all(batches)) as outputs:
-                for output in outputs:
-                    files.write(output)
-            return self._report(files.complete())
-
-    def _report(self, files: tuple[DataFile, ...] = ()) -> TaskReport:
-        return TaskReport(
-            task=self._task,
-            tag=self._tag,
-            partitions=tuple(self._reports),
-            requests=self._storage.requests.since(self._requests_before),
-            files=files,
-        )
-
-    def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.Table]:
-        """Process the partitions and return their output piece by piece."""
+    def _process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
+        """Process the partitions and return their outputs piece by piece."""
         plan = self._plan
         host = f"{socket.gethostname()}:{Path(plan.local_folder).absolute()}"
         copies = plan.copies_folder()
@@ -231,18 +189,6 @@ class Task:
                 loaded = None if initial is None else initial.digests.get(number, RowsDigest())
                 self._reports.append(partition.report(group, host, peak_bytes, loaded))
                 self._wanting += partition.wanting()
-
-    def _tagged(self, output: pa.Table, *, marker: bool) -> Iterator[pa.RecordBatch]:
-        rows = output.num_rows
-        tagged = output.append_column(TAG_COLUMN, pa.array(np.full(rows, self._tag, dtype=np.int64)))
-        tagged = tagged.append_column(MARKER_COLUMN, pa.array(np.full(rows, marker)))
-        tagged = pa.Table.from_arrays(tagged.columns, schema=self._plan.result_schema())
-        yield from tagged.combine_chunks().to_batches(max_chunksize=_OUTPUT_ROWS)
-
-    def _marker(self) -> Iterator[pa.RecordBatch]:
-        nullable = pa.schema([column.with_nullable(True) for column in self._plan.operator.output])
-        row = pa.table([pa.nulls(1, column.type) for column in nullable], schema=nullable)
-        yield from self._tagged(row, marker=True)
 
 
 class _Stores:
@@ -348,17 +294,13 @@ def _worker_copies(block_cache_bytes: int, process_id: int) -> OpenCopies:
     return OpenCopies(SystemClock(), block_cache_bytes=block_cache_bytes)
 
 
-def _report_row(report: Reported) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], schema=_REPORT)
-
-
 def _batched(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]]:
     keys: list[bytes] = []
     values: list[bytes] = []
     for key, value in pairs:
         keys.append(key)
         values.append(value)
-        if len(keys) == _OUTPUT_ROWS:
+        if len(keys) == _REWRITTEN_ROWS:
             yield pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())
             keys, values = [], []
     if keys:

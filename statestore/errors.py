@@ -314,7 +314,8 @@ class OtherStructure(RefusedBatch):
 
 
 class SinkConflict(RefusedBatch):
-    """The sink has this batch from an attempt that is not recorded in the root."""
+    """The sink has this batch from an attempt that is not recorded in the root, or that cannot be completed in other
+    sinks."""
 
     code = "sink_conflict"
 

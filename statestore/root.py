@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statestore import attempts, catalog, switch_journal
+from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition, parsed_position, position_json
 from statestore.batch_times import BatchTimes
 from statestore.binding import Binding, Bound, bind, require_bindable, require_owner, schema_digest
 from statestore.clock import Ids
@@ -43,20 +44,13 @@ from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, read_or_none
 
 
-@dataclass(frozen=True)
-class SinkPosition:
-    """A table and its newest version before a batch."""
-
-    table: str
-    version: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pending:
     """An attempt at a batch, recorded before it writes to the sink: its identity and the ids of its versions.
 
     `sink`: the position of the sink before the attempt; None if the sink has no history, or no table yet. `initial`: the
-    digest of the initial rows, in batch 0. `watermark_ms`: the watermark after the batch.
+    digest of the initial rows, in batch 0. `watermark_ms`: the watermark after the batch. `outputs`: output -> its record,
+    for a job that names its outputs; such a job has no `sink`.
     """
 
     batch: int
@@ -70,6 +64,13 @@ class Pending:
     sink: SinkPosition | None = None
     initial: str | None = None
     watermark_ms: int = 0
+    outputs: Mapping[str, OutputRecord] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Mapping[str, SinkPosition]:
+        """Return output -> the position of its sink before the attempt, for sinks with a history."""
+        found = {name: output.sink for name, output in self.outputs.items()} or {DEFAULT_OUTPUT: self.sink}
+        return {name: position for name, position in found.items() if position is not None}
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,9 @@ class StateRoot:
             "structure": pending.structure.value,
         }
         if pending.sink is not None:
-            body["sink"] = {"table": pending.sink.table, "version": pending.sink.version}
+            body["sink"] = position_json(pending.sink)
+        if pending.outputs:
+            body["outputs"] = {name: output.as_json() for name, output in pending.outputs.items()}
         if pending.initial is not None:
             body["initial"] = pending.initial
         if pending.watermark_ms:
@@ -228,18 +231,21 @@ class StateRoot:
                 return found
         return None
 
-    def sink_before(self, batch: int) -> SinkPosition | None:
-        """Find the position of the sink before the committed attempt of a batch, or its later accepted position; None if
-        none is recorded."""
+    def sinks_before(self, batch: int) -> Mapping[str, SinkPosition]:
+        """Find output -> the position of its sink before the committed attempt of a batch, or its later accepted position.
+        Sinks without a recorded position are left out."""
         path = names.commits(batch)
         data = None if batch < 0 else read_or_none(self.storage, path)
         if data is None:
-            return None
+            return {}
         committed = _ids_of_partitions(logs.parse_commit(data, path).marks)
         recorded = [_parsed_pending(record, path) for path, record in attempts.records_at(self.storage, batch)]
-        found = [pending for pending in recorded if pending.ids == committed]
-        positions = (pending.sink for pending in found if pending.sink is not None)
-        return max(positions, key=lambda position: position.version, default=None)
+        newest: dict[str, SinkPosition] = {}
+        for pending in recorded:
+            for name, position in pending.positions.items() if pending.ids == committed else ():
+                if name not in newest or position.version > newest[name].version:
+                    newest[name] = position
+        return newest
 
     def commit(self, batch: int, ids: Mapping[int, tuple[str, ...]], *, watermark_ms: int = 0) -> None:
         """Commit a batch: write `commits/N`. `watermark_ms`: that of the next batch. Raises `BatchConflict` if the file
@@ -363,9 +369,10 @@ def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
             schema=str(body["schema"]),
             ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
             structure=Structure(body.get("structure", Structure.V2)),
-            sink=SinkPosition(str(sink["table"]), int(sink["version"])) if (sink := body.get("sink")) else None,
+            sink=parsed_position(body.get("sink")),
             initial=None if body.get("initial") is None else str(body["initial"]),
             watermark_ms=int(body.get("watermark_ms", 0)),
+            outputs={str(name): OutputRecord.from_json(of) for name, of in (body.get("outputs") or {}).items()},
         )
     except BAD_VALUES as error:
         raise CorruptFile(

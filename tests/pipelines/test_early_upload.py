@@ -17,6 +17,7 @@ from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.progress import BatchReport, Outcome
 from pipelines.reports import PartitionReport, TaskReport
 from pipelines.task import Task, TaskPlan, Worker
+from pipelines.task_outputs import TaskOutputs
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
@@ -105,7 +106,7 @@ def run(
         limits=StoreLimits(part_bytes=PART_BYTES),
         times=BatchTimes(batch=0, time_ms=0),
         sweep=SweepLimits(),
-        output=reports,
+        output=TaskOutputs(rows=operator.outputs, reporter=reports),
     )
     numbers = pa.array(np.arange(KEYS))
     rows = pa.table([numbers, numbers], schema=ROWS).append_column(GROUP_COLUMN, pa.array(np.zeros(KEYS, np.int32)))

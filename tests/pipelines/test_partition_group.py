@@ -14,7 +14,8 @@ from pipelines.assignments import Assignments
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, TOGETHER, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import MARKER_COLUMN, Task, TaskPlan, Worker
+from pipelines.task import Task, TaskPlan, Worker
+from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.sweep import SweepLimits
@@ -90,7 +91,7 @@ class Query:
             limits=StoreLimits(),
             times=BatchTimes(batch=0, time_ms=0),
             sweep=SweepLimits(),
-            output=Reporting(self),
+            output=TaskOutputs(rows=self.operator.outputs, reporter=Reporting(self)),
         )
         output = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(rows.to_batches(max_chunksize=7)))))
         self.bases = tuple(report.stores[0].new for report in self.reports)

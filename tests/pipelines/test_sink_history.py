@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from pipelines.progress import Outcome, Phase
 from pipelines.sinks import Attempt, DeltaSink
+from statestore.attempt_outputs import SinkPosition
 from statestore.errors import SinkChanged, UnsafeSink
-from statestore.root import SinkPosition
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

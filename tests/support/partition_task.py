@@ -12,8 +12,9 @@ from pipelines.assignments import Assignments
 from pipelines.operator import Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import MARKER_COLUMN, TaskPlan, Worker
 from pipelines.task import Task as SparkTask
+from pipelines.task import TaskPlan, Worker
+from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
 from statestore.batch_times import BatchTimes
 from statestore.engine.sweep import SweepLimits
 from statestore.format.names import EMPTY
@@ -87,7 +88,7 @@ class Task:
             limits=self.limits,
             times=BatchTimes(batch=0, time_ms=0),
             sweep=SweepLimits(),
-            output=self.reports,
+            output=TaskOutputs(rows=self._operator().outputs, reporter=self.reports),
         )
         batch = rows.append_column(GROUP_COLUMN, pa.array(np.zeros(rows.num_rows, np.int32)))
         found = pa.Table.from_batches(list(SparkTask(plan, 0, Worker.of(plan)).run(iter(batch.to_batches()))))

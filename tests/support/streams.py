@@ -72,7 +72,7 @@ class Stream:
         *,
         rows: DataFrame | None = None,
         seen: Seen | None = None,
-        sink: Sink | None = None,
+        sink: Sink | Mapping[str, Sink] | None = None,
         partitions: int | None = 2,
         tasks: int | None = None,
         host: Host | None = None,
