@@ -17,7 +17,7 @@ from pipelines.data_files import DataFile, NoFiles, OutputFiles
 from pipelines.materialised import Materialised
 from pipelines.operator import StatefulOperator
 from pipelines.reports import PartitionReport, TaskReport
-from pipelines.sinks import Attempt, FileSink, NoSink, Sink, TracedSink
+from pipelines.sinks import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
 from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import SchemaMismatch, SinkConflict, UnsafeSink, UnsupportedEnvironment
@@ -166,13 +166,21 @@ class Outputs:
         """Write an attempt to the sinks, in their order. Return the attempt that they hold: another driver's attempt if the
         first sink holds that one. Then nothing else is written.
 
-        Raises `SinkConflict` if a sink does not hold what was written.
+        Raises `SinkConflict` if a sink does not hold what was written, `WrongResult` before any sink is written.
         """
+        self.check_rows(sorted(self.through_spark(computed.plans)), computed, attempt.batch)
         for name in sorted(self._sinks, key=lambda name: (name in computed.plans, name)):
             held = self.write_one(name, computed, attempt)
             if held != attempt.attempt:
                 return held
         return attempt.attempt
+
+    def check_rows(self, names: Sequence[str], computed: Computed, batch: int) -> None:
+        """Let the sinks of outputs check their rows. Raises `WrongResult`."""
+        for name in names:
+            sink = self._sinks[name]
+            if isinstance(sink, RowsCheckingSink):
+                sink.check_rows(computed.rows_of(name), batch)
 
     def write_one(self, name: str, computed: Computed, attempt: Attempt) -> str:
         """Write an attempt to one sink, and return the attempt that the sink holds afterwards."""

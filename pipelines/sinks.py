@@ -92,6 +92,14 @@ class FileSink(Sink, Protocol):
         """Add all files and the attempt in one atomic commit. Add nothing if the sink already holds the batch."""
 
 
+@runtime_checkable
+class RowsCheckingSink(Sink, Protocol):
+    """A sink that checks the rows of a batch. With several outputs, all checks come before the first write."""
+
+    def check_rows(self, rows: DataFrame, batch: int) -> None:
+        """Raise `WrongResult` for rows that the sink cannot write. Called before each `write`."""
+
+
 class Writer(StrEnum):
     """The program that writes the rows of a batch into a table."""
 
@@ -237,10 +245,12 @@ class DeltaSink:
                 hint=f"run: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_RETENTION}')",
             )
 
+    def check_rows(self, rows: DataFrame, batch: int) -> None:
+        if self.merge_on is not None:
+            require_unique(rows, self.path, on=self.merge_on, batch=batch)
+
     def write(self, rows: DataFrame, attempt: Attempt) -> None:
         commit = _commit_of(attempt)
-        if self.merge_on is not None:
-            require_unique(rows, self.path, on=self.merge_on, batch=attempt.batch)
         table = self._table()
         adds_columns = self.add_columns and table is not None and bool(_missing(rows.columns, table))
         if self.merge_on is None or table is None:

@@ -262,7 +262,8 @@ def _sink_notes(prepared: PreparedRewind) -> list[str]:
     if sink is not None:
         restore = f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}"
         return [restore, *(f"this also reverts version {text}" for text in sink.others)]
-    if gathered.sink is not None and gathered.sink[1] >= 0:
-        table, version = gathered.sink
-        return [f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}"]
-    return []
+    return [
+        f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}"
+        for table, version in gathered.sinks.items()
+        if version >= 0
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pipelines.batch_log import LogLayout
 from pipelines.operator import StatefulOperator, Update
 from pipelines.progress import Outcome
 from pipelines.sinks import Attempt, DeltaSink, NoSink
-from statestore.errors import SinkChanged, SinkConflict
+from statestore.errors import SinkChanged, SinkConflict, WrongResult
 from tests.support.adding_operator import ROWS, rows_of, totals_of
 from tests.support.streams import Stream
 
@@ -207,3 +207,18 @@ def test_an_output_can_be_dropped_merged_or_extended(job):
     rows = DeltaTable(job.stream.facts).to_pyarrow_table().to_pylist()
     assert {(row["key"],): (row["count"], row["total"], row["stamp"]) for row in rows} == job.stream.state()
     assert len(rows) == 3
+
+
+@pytest.mark.slow
+def test_two_rows_of_a_merge_key_stop_the_batch_before_the_first_sink_is_written(job):
+    def twice(rows, state):
+        update = DETERMINISTIC.update(rows, state)
+        facts = update.output["facts"]
+        return replace(update, output={**update.output, "facts": pa.concat_tables([facts, facts])})
+
+    sinks = {**job.sinks(ROWS_ROWS), "facts": DeltaSink(job.stream.facts, merge_on=["key"])}
+    with pytest.raises(WrongResult, match="the output of batch 0 has 2 rows with the merge key"):
+        job.feed().stream.run(replace(DETERMINISTIC, update=twice), sink=sinks)
+    assert not any(DeltaTable.is_deltatable(path) for path in (job.stream.facts, job.alerts))
+    job.stream.run(DETERMINISTIC, sink=sinks)
+    job.assert_right()

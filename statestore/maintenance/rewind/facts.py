@@ -55,7 +55,7 @@ class RewindFacts:
     binding             of a root of a Python job, as in its file; None for a native checkpoint
     rows                the state schemas of a Python job that a later batch has extended, by path, as of the target
     metadata            the bytes of the metadata of its operators, by path
-    sink                the table id of the sink, and its version after the target, if the root of a Python job records it
+    sinks               table id of each sink -> its version after the target, as the root of a Python job records them
     """
 
     url: str
@@ -79,4 +79,4 @@ class RewindFacts:
     binding: Binding | None
     rows: Mapping[str, bytes]
     metadata: Mapping[str, bytes]
-    sink: tuple[str, int] | None
+    sinks: Mapping[str, int]

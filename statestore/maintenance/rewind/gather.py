@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from statestore import attempts, binding, catalog
+from statestore.attempt_outputs import parsed_position
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog, batches_of
 from statestore.errors import (
@@ -161,7 +162,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         binding=bound,
         rows=rows_at(storage, batch, entries) if is_own else {},
         metadata={path: storage.read(path) for path in described if path in entries},
-        sink=_sink_after(storage, batch) if is_own else None,
+        sinks=_sinks_after(storage, batch) if is_own else {},
     )
 
 
@@ -220,18 +221,20 @@ def _is_commit(path: str) -> bool:
     return folder == names.COMMITS and names.parse_batch(name) is not None
 
 
-def _sink_after(storage: Storage, batch: int) -> tuple[str, int] | None:
-    """Return the table of the sink and its version before the next batch, from the records of its attempts."""
-    found: list[tuple[str, int]] = []
+def _sinks_after(storage: Storage, batch: int) -> Mapping[str, int]:
+    """Return the tables of the sinks and their versions before the next batch, from the records of its attempts."""
+    found: dict[str, int] = {}
     try:
         for _, record in attempts.records_at(storage, batch + 1):
-            if isinstance(sink := record.get("sink"), dict):
-                found.append((str(sink["table"]), int(sink["version"])))
+            for body in (record, *(record.get("outputs") or {}).values()):
+                position = parsed_position(body.get("sink"))
+                if position is not None:
+                    found[position.table] = min(position.version, found.get(position.table, position.version))
     except CorruptFile:
-        return None  # only shown; the audit reports the file
+        return {}  # only shown; the audit reports the file
     except BAD_VALUES:
-        return None
-    return min(found, key=lambda one: one[1], default=None)
+        return {}
+    return found
 
 
 def _no_batch(storage: Storage) -> NotACheckpoint:
