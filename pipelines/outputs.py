@@ -87,11 +87,6 @@ class Outputs:
         self._sinks = sinks
         self._is_one = set(columns) == {DEFAULT_OUTPUT}
 
-    @property
-    def support_exactly_once(self) -> bool:
-        """Return whether a sink can report which attempt of a batch it holds."""
-        return any(sink.supports_exactly_once for sink in self._sinks.values())
-
     def look(self, query_id: str, batch: int, recorded: Callable[[], Mapping[str, SinkPosition]]) -> Held:
         """Read the sinks before a batch. `recorded`: returns their positions before the write of the previous batch.
 
@@ -185,18 +180,11 @@ class Outputs:
     def write_one(self, name: str, computed: Computed, attempt: Attempt) -> str:
         """Write an attempt to one sink, and return the attempt that the sink holds afterwards."""
         sink = self._sinks[name]
-        try:
-            if name in computed.plans:
-                assert isinstance(sink, FileSink)
-                sink.commit_files(computed.plans[name], computed.files(name), attempt)
-            else:
-                sink.write(computed.rows_of(name), attempt)
-        except Exception:
-            # Race: two drivers write at once and the sink's check stops this one, or the reply to its commit is lost. The
-            # content of the sink decides, not the reply.
-            if sink.held(attempt.query_id, attempt.batch) is None:
-                raise
-        return self._held_after(sink, attempt)
+        if name not in computed.plans:
+            return _held_after(lambda: sink.write(computed.rows_of(name), attempt), sink, attempt)
+        assert isinstance(sink, FileSink)
+        plan, files = computed.plans[name], computed.files(name)
+        return _held_after(lambda: sink.commit_files(plan, files, attempt), sink, attempt)
 
     def commit_recorded(self, name: str, files: Sequence[DataFile], attempt: Attempt) -> str:
         """Commit data files of the record of an attempt, and return the attempt that the sink holds afterwards."""
@@ -217,12 +205,7 @@ class Outputs:
                 f"the job once with NoSink for output {name!r} until it commits batch {attempt.batch}, then with "
                 f"DeltaSink(..., continue_at_batch={attempt.batch + 1})",
             )
-        try:
-            sink.commit_files(plan, files, attempt)
-        except Exception:
-            if sink.held(attempt.query_id, attempt.batch) is None:
-                raise
-        return self._held_after(sink, attempt)
+        return _held_after(lambda: sink.commit_files(plan, files, attempt), sink, attempt)
 
     def require_complete(self, attempt: Attempt) -> None:
         """Raise `SinkConflict` unless all sinks hold an attempt."""
@@ -233,18 +216,6 @@ class Outputs:
                 f"of {list(held.missing)} do not contain it; the batch was not committed",
                 hint="search the history of these sinks for a deletion or a rollback. Then restart the query",
             )
-
-    def _held_after(self, sink: Sink, attempt: Attempt) -> str:
-        if not sink.supports_exactly_once:
-            return attempt.attempt
-        held = sink.held(attempt.query_id, attempt.batch)
-        if held is None:
-            raise SinkConflict(
-                f"the job wrote batch {attempt.batch} to the sink, but the sink does not contain it; the batch was not "
-                "committed",
-                hint="search the history of the sink for a deletion or a rollback. Then restart the query",
-            )
-        return held
 
     def _agreed(self, held: Mapping[str, str | None], batch: int) -> Held:
         attempts = {name: attempt for name, attempt in held.items() if attempt is not None}
@@ -294,6 +265,27 @@ def require_sinks(
             hint='use structure V2, or DeltaSink(..., writer="tasks") for all outputs but one',
         )
     return sink
+
+
+def _held_after(write: Callable[[], None], sink: Sink, attempt: Attempt) -> str:
+    """Write an attempt, and return the attempt that the sink holds afterwards."""
+    try:
+        write()
+    except Exception:
+        # Race: two drivers write at once and the sink's check stops this one, or the reply to its commit is lost. The
+        # content of the sink decides, not the reply.
+        if sink.held(attempt.query_id, attempt.batch) is None:
+            raise
+    if not sink.supports_exactly_once:
+        return attempt.attempt
+    held = sink.held(attempt.query_id, attempt.batch)
+    if held is None:
+        raise SinkConflict(
+            f"the job wrote batch {attempt.batch} to the sink, but the sink does not contain it; the batch was not "
+            "committed",
+            hint="search the history of the sink for a deletion or a rollback. Then restart the query",
+        )
+    return held
 
 
 def _has_files(computed: Computed, name: str) -> bool:

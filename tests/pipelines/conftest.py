@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from statestore.format.structure import Structure
 from tests.support.adding_operator import ROWS
-from tests.support.counting import MERGING, ONE_JOB, V1, V2, Job, variant
+from tests.support.counting import ONE_JOB, V1, V2, Job, variant
 from tests.support.streams import Stream
 
 
@@ -20,7 +20,7 @@ def stream(delta_session, tmp_path, request):
     return stream
 
 
-@pytest.fixture(params=[V2, *(pytest.param(name, marks=pytest.mark.slow) for name in (V1, ONE_JOB, MERGING))])
+@pytest.fixture(params=[V2, pytest.param(V1, marks=pytest.mark.slow), pytest.param(ONE_JOB, marks=pytest.mark.slow)])
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     return variant(tmp_path, request.param)
 

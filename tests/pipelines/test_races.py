@@ -41,6 +41,7 @@ from tests.support.counting import (
     INPUT,
     MERGING,
     ONE_JOB,
+    TWO_OUTPUTS,
     V1,
     V2,
     Job,
@@ -49,6 +50,7 @@ from tests.support.counting import (
     in_a_process,
     once,
     rows_of,
+    variant,
 )
 
 pytestmark = pytest.mark.spark
@@ -56,12 +58,21 @@ pytestmark = pytest.mark.spark
 STRANGER = "00000000-0000-4000-8000-000000000000"
 
 
-SLOW_MERGING = pytest.param(MERGING, marks=pytest.mark.slow)
+@pytest.fixture(
+    params=[V2, *(pytest.param(name, marks=pytest.mark.slow) for name in (V1, ONE_JOB, MERGING, TWO_OUTPUTS))]
+)
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
+    return variant(tmp_path, request.param)
 
-ONLY_ROWS = pytest.mark.parametrize("job", [V2, pytest.param(V1, marks=pytest.mark.slow), SLOW_MERGING], indirect=True)
+
+SLOW_MERGING, SLOW_TWO = (pytest.param(name, marks=pytest.mark.slow) for name in (MERGING, TWO_OUTPUTS))
+
+ONLY_ROWS = pytest.mark.parametrize(
+    "job", [V2, pytest.param(V1, marks=pytest.mark.slow), SLOW_MERGING, SLOW_TWO], indirect=True
+)
 """Only an output that Spark holds as rows has blocks."""
 
-ONLY_V2 = pytest.mark.parametrize("job", [V2, ONE_JOB, SLOW_MERGING], indirect=True)
+ONLY_V2 = pytest.mark.parametrize("job", [V2, ONE_JOB, SLOW_MERGING, SLOW_TWO], indirect=True)
 """The job stamps its state with a new value each time. In structure V1, the changelogs of a second driver replace those of
 the first driver, and a load then rejects the committed versions."""
 
@@ -326,7 +337,7 @@ def test_two_drivers_that_create_the_root_at_once_use_the_same_one(job: Job, ses
     job.assert_right(1)
 
 
-@ONLY_V2
+@pytest.mark.parametrize("job", [V2, ONE_JOB], indirect=True)
 def test_one_of_two_drivers_with_an_at_least_once_sink_is_rejected(job: Job, session: SparkSession) -> None:
     written: list[pd.DataFrame] = []
     job.sink = AtLeastOnceSink(lambda rows, _: written.append(rows.toPandas()))

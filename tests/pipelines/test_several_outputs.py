@@ -222,3 +222,21 @@ def test_two_rows_of_a_merge_key_stop_the_batch_before_the_first_sink_is_written
     assert not any(DeltaTable.is_deltatable(path) for path in (job.stream.facts, job.alerts))
     job.stream.run(DETERMINISTIC, sink=sinks)
     job.assert_right()
+
+
+@pytest.mark.slow
+def test_a_job_with_one_output_gets_a_second_one(job):
+    def only_facts(rows, state):
+        update = RANDOM.update(rows, state)
+        return replace(update, output=update.output["facts"])
+
+    job.feed().stream.run(replace(RANDOM, output=FACTS, update=only_facts), sink=DeltaSink(job.stream.facts))
+    job.feed()
+    with pytest.raises(SinkChanged, match=r"alerts: there is no Delta table.*continue_at_batch=1"):
+        job.stream.run(RANDOM, sink=job.sinks(FILES_FILES))
+    accepting = {**job.sinks(FILES_FILES), "alerts": DeltaSink(job.alerts, continue_at_batch=1)}
+    job.stream.run(RANDOM, sink=accepting)
+    job.feed().stream.run(RANDOM, sink=job.sinks(FILES_FILES))
+    assert sorted(job.attempts(job.stream.facts)) == [0, 1, 2]
+    assert sorted(job.attempts(job.alerts)) == [1, 2]
+    assert sorted(row["key"] for row in DeltaTable(job.alerts).to_pyarrow_table().to_pylist()) == [1, 2]

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +73,14 @@ def count(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
     return Update(output, output.groupby("key", as_index=False).last().drop(columns="number"))
 
 
+def count_for_two(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
+    """The same rows for two outputs."""
+    update = count(rows, state)
+    return replace(update, output={"output": update.output, "again": update.output})
+
+
 OPERATOR = StatefulOperator(["key"], ["number"], state=VALUES, output=OUTPUT, update=count, frames=Frames.PANDAS)
+OF_TWO_OUTPUTS = replace(OPERATOR, output={"output": OUTPUT, "again": OUTPUT}, update=count_for_two)
 
 
 def rows_of(batch: int, rows: int = 40, keys: int = 12) -> pd.DataFrame:
@@ -117,6 +124,8 @@ class Job:
     writer: Writer = Writer.SPARK
     merges: bool = False
     """Whether the sink merges the rows by their number, which each row has once."""
+    has_two_outputs: bool = False
+    """Whether a second table, whose files the tasks write, gets the same rows."""
     initial: str = ""
     """Parquet files of the first state, if there are any."""
 
@@ -154,13 +163,12 @@ class Job:
 
     def batch_driver(self, columns: pa.Schema, observer: Watching) -> BatchDriver:
         initial = InitialState(OPERATOR, columns, lambda: SparkSession.active().read.parquet(self.initial))
-        merge_on = ["number"] if self.merges else None
         return self.driver(
-            OPERATOR,
+            OF_TWO_OUTPUTS if self.has_two_outputs else OPERATOR,
             columns,
             root=StorageSpec(str(self.root)),
             checkpoint=open_storage(str(self.checkpoint)),
-            sink=self.sink or DeltaSink(str(self.folder / "output"), writer=self.writer, merge_on=merge_on),
+            sink=self.sink or self.sinks(),
             host=Host(self.local_folder or str(self.folder / "local")),
             partitions=self.partitions,
             key_groups=KEY_GROUPS,
@@ -172,6 +180,12 @@ class Job:
             observer=observer,
             warn=self.warnings.append,
         )
+
+    def sinks(self) -> Sink | dict[str, Sink]:
+        merge_on = ["number"] if self.merges else None
+        sink = DeltaSink(str(self.folder / "output"), writer=self.writer, merge_on=merge_on)
+        again = DeltaSink(str(self.folder / "again"), writer=Writer.TASKS)
+        return {"output": sink, "again": again} if self.has_two_outputs else sink
 
     def start(self, session: SparkSession, observer: Watching | None = None) -> StatefulQuery:
         stream = (
@@ -244,8 +258,8 @@ class Job:
         rows = state_rows(session, str(self.root), structure=self.structure).selectExpr("key.key", "value.*")
         return rows.toPandas().sort_values("key", ignore_index=True)
 
-    def output(self) -> pd.DataFrame:
-        rows = DeltaTable(str(self.folder / "output")).to_pandas()
+    def output(self, table: str = "output") -> pd.DataFrame:
+        rows = DeltaTable(str(self.folder / table)).to_pandas()
         return rows.sort_values("number", ignore_index=True)
 
     def expected(self, batches: int) -> pd.DataFrame:
@@ -265,6 +279,8 @@ class Job:
         expected = self.expected(batches)
         output = self.output()
         pd.testing.assert_frame_equal(output[RIGHT], expected[RIGHT], check_dtype=False)
+        if self.has_two_outputs:
+            pd.testing.assert_frame_equal(self.output("again"), output)
         state = self.state()
         last = output.groupby("key", as_index=False).last()[["key", "count", "total", "stamp"]]
         if self.initial:
@@ -276,16 +292,18 @@ class Job:
             pd.testing.assert_frame_equal(self.state_by_spark(session), last, check_dtype=False)
 
 
-V2, V1, ONE_JOB, MERGING = "v2", "v1", "one job", "merging"
+V2, V1, ONE_JOB, MERGING, TWO_OUTPUTS = "v2", "v1", "one job", "merging", "two outputs"
 
 
 def variant(folder: Path, name: str) -> Job:
-    """Return a job that writes rows through Spark, in either structure, that merges them, or that writes files and batch
-    logs from its tasks."""
+    """Return a job that writes rows through Spark, in either structure, that merges them, that writes files and batch
+    logs from its tasks, or that does both for two outputs."""
     if name == ONE_JOB:
         return Job(folder, writer=Writer.TASKS, log=LogLayout.BATCH)
     if name == MERGING:
         return Job(folder, merges=True)
+    if name == TWO_OUTPUTS:
+        return Job(folder, has_two_outputs=True)
     return Job(folder, structure=Structure(name))
 
 
@@ -313,6 +331,7 @@ def in_a_process(
     options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
     options += ("--writer", job.writer.value, "--log", job.log.value, "--initial", job.initial)
     options += ("--merges",) if job.merges else ()
+    options += ("--two-outputs",) if job.has_two_outputs else ()
     command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
     ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
@@ -338,6 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES)
     parser.add_argument("--initial", default="")
     parser.add_argument("--merges", action="store_true")
+    parser.add_argument("--two-outputs", action="store_true")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
@@ -346,9 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
     job.structure, job.writer, job.log, job.initial = options.structure, options.writer, options.log, options.initial
-    job.merges = options.merges
+    job.merges, job.has_two_outputs = options.merges, options.two_outputs
     if options.read_twice:
-        job.sink = ReadsTwice(str(job.folder / "output"))
+        job.sink = None if job.has_two_outputs else ReadsTwice(str(job.folder / "output"))
     observer = Watching()
     if options.kill_at:
         observer = killing(*options.kill_at, lambda: os.getpid())
