@@ -16,7 +16,8 @@ from pathlib import Path
 from statestore import binding, catalog, switch_journal
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import names, operators
 from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix

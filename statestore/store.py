@@ -23,8 +23,9 @@ from statestore.clock import Clock, Ids
 from statestore.commit_metrics import CommitMetrics
 from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
 from statestore.engine.local_copy import LocalCopyFolder
+from statestore.engine.local_errors import translated
 from statestore.engine.pending_changes import PendingChanges
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
 from statestore.format import batch_log, names
 from statestore.format.changelog import Header

@@ -23,7 +23,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from statestore.clock import Ids
-from statestore.engine.rocks import BlockCache, Database, EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import BlockCache, Database, EngineLimits
 from statestore.engine.user_folder import make_private
 from statestore.errors import LocalStateDamaged
 from statestore.format import names

@@ -1,12 +1,8 @@
-"""The only wrapper of RocksDB, through rocksdict in raw mode. Results and errors are typed.
-
-rocksdict raises a bare `Exception` for each error; only `translated` parses their texts.
-"""
+"""The only wrapper of RocksDB, through rocksdict in raw mode. Results are typed, and so are errors (`local_errors`)."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import tempfile
 from collections import Counter
@@ -33,13 +29,11 @@ from rocksdict import (
 )
 
 from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
+from statestore.engine.local_errors import REBUILT, translated
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import (
-    LocalDiskFull,
     LocalStateDamaged,
     LocalStateError,
-    LocalStateLocked,
-    StatekeeperError,
     UnsupportedType,
 )
 from statestore.format.changelog import MOST_RECORD_BYTES
@@ -57,7 +51,6 @@ _KEYS_TO_AN_INDEX_RESTART = 16
 _COMPACTION_TRIGGER_FILES = 8
 _FEWEST_TABLES_TO_MERGE = 16
 _READERS_MEMORY = "rocksdb.estimate-table-readers-mem"
-_REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 _FORMAT_VERSION = 5
 """The format version of tables that Spark writes. The RocksDB of Spark 3.5 (8.3.2) rejects the newer default."""
 
@@ -160,13 +153,13 @@ class Database:
             fields = json.loads(marker)
             if int(fields.get("sequence", -1)) != sequence:
                 raise LocalStateDamaged(
-                    "was modified after its last load; its content is unknown", path=str(self.path), hint=_REBUILT
+                    "was modified after its last load; its content is unknown", path=str(self.path), hint=REBUILT
                 )
             version = replace(_version(fields["version"]), digest=fields.get("digest"))
             return LocalCopy(version, tuple(_version(item) for item in fields["lineage"]))
         except BAD_VALUES as error:
             raise LocalStateDamaged(
-                "has an invalid marker; its content is unknown", path=str(self.path), hint=_REBUILT
+                "has an invalid marker; its content is unknown", path=str(self.path), hint=REBUILT
             ) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -437,41 +430,3 @@ def _marker(holds: LocalCopy, sequence: int) -> bytes:
 def _version(text: str) -> VersionId:
     number, _, checkpoint_id = text.partition("_")
     return VersionId(int(number), checkpoint_id or None)
-
-
-@contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Convert errors of rocksdict and of the operating system to `LocalStateError`s about `path`."""
-    try:
-        yield
-    except StatekeeperError:
-        raise  # an unreadable changelog during a replay is no error of the database
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LocalDiskFull(
-                f"{error}; the store cannot be loaded or written here",
-                path=str(path),
-                hint="free space on the local disk or raise the quota",
-            ) from error
-        raise LocalStateError(
-            f"{error}; the store cannot be loaded or written here",
-            path=str(path),
-            hint="make this folder on the local disk usable, or give another folder with --scratch",
-        ) from error
-    except Exception as error:
-        if type(error) is not Exception:
-            raise  # an error of the caller; rocksdict raises only bare exceptions
-        text = str(error)
-        if "No space left" in text or "Disk quota" in text:
-            raise LocalDiskFull(
-                f"{text}; the store cannot be loaded or written here",
-                path=str(path),
-                hint="free space on the local disk or raise the quota",
-            ) from error
-        if "lock hold by current process" in text or "While lock file" in text:
-            raise LocalStateLocked(
-                text, path=str(path), hint="wait until the other process closes the database, then try again"
-            ) from error
-        raise LocalStateDamaged(
-            f"the local copy of a store is damaged: {text}", path=str(path), hint=_REBUILT
-        ) from error

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.errors import LocalStateError
 
 _PRIVATE = 0o700

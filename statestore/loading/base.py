@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, NotAFile, ObjectMissing
 from statestore.format import hdfs_backed, names
 from statestore.format.changelog import Changes

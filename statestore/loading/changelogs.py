@@ -12,7 +12,7 @@ from pathlib import Path
 
 from statestore import digests
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.errors import CorruptFile, ObjectMissing
 from statestore.format import records
 from statestore.format.changelog import Changes, Header, Readable

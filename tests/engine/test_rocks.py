@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statestore.engine.key_range import FIRST_RESERVED_KEY
-from statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits
 from statestore.errors import (
     CorruptFile,
     LocalDiskFull,

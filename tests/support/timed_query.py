@@ -14,7 +14,8 @@ from pipelines.operator import StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts, latest_event_ms
 from pipelines.stored import stored
-from pipelines.task import MARKER_COLUMN, Task, TaskPlan, Worker
+from pipelines.task import Task, TaskPlan, Worker
+from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
 from pipelines.times import TIMESTAMP
 from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
@@ -86,7 +87,7 @@ class TimedQuery:
             times=times,
             limits=self.limits,
             sweep=SweepLimits(),
-            output=self,
+            output=TaskOutputs(rows=self.operator.outputs, reporter=self),
         )
         found = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(table.to_batches(max_chunksize=3)))))
         self.late_watermark_ms = self.watermark_ms

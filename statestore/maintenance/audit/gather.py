@@ -11,7 +11,7 @@ from typing import TypeGuard
 from statestore import catalog, stateless, switch_journal
 from statestore.binding import Binding, OlderSchemas, read_binding
 from statestore.catalog import StoreFiles
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import logs, names, names_in_spark, operators

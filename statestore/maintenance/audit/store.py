@@ -11,7 +11,8 @@ from pathlib import Path
 from statestore import catalog, digests
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain, StoredSnapshot, walk
-from statestore.engine.rocks import Database, EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of

@@ -9,7 +9,8 @@ from pathlib import Path
 from statestore.clock import Clock, Ids
 from statestore.commit_log import Heads
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import EngineLimits
 from statestore.errors import StatekeeperError
 from statestore.format.names import EMPTY, StorePath
 from statestore.format.state_conf import StateConf

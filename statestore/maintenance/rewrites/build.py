@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.names import StorePath

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import file_sink
 from statestore.format.file_sink import INTERVAL_CONF, LogEntry, parse_entry

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statestore.contents import Layout
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
 from statestore.format.family_encode import encode_keys, encode_values

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from statestore.clock import Clock, Ids
 from statestore.contents import Contents, Layout, OpenStore, Pairs, opened
-from statestore.engine.rocks import translated
+from statestore.engine.local_errors import translated
 from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.family_rows import FAMILY_BYTES

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import EngineLimits
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.family_rows import FAMILY_BYTES
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file

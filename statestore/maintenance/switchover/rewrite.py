@@ -11,7 +11,8 @@ from pathlib import Path
 from statestore import catalog
 from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
-from statestore.engine.rocks import EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import EngineLimits
 from statestore.errors import AlreadyExists, CorruptFile, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.snapshot import encode_snapshot, read_snapshot

@@ -11,7 +11,8 @@ import xxhash
 
 from statestore.chain import ReadFault
 from statestore.clock import Clock
-from statestore.engine.rocks import EngineLimits, translated
+from statestore.engine.local_errors import translated
+from statestore.engine.rocks import EngineLimits
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
 from statestore.format import names
 from statestore.format import table as tables
