@@ -169,7 +169,7 @@ class StateStore:
         if batch_log is not None and structure is Structure.V1:
             raise ValueError("structure V1 has no ids, so that its changelogs cannot be in a batch log")
         limits = limits or StoreLimits()
-        engine = EngineLimits(limits.block_cache_bytes)
+        engine = EngineLimits(block_cache_bytes=limits.block_cache_bytes)
         cache = None if open_copies is None else open_copies.block_cache
         folder = LocalCopyFolder(address.local_folder, engine, ids, cache)
         loader = Loader(
@@ -445,6 +445,6 @@ def advance_local_copy(
 
     Call it between batches. Returns whether the local copy then contains `base`. Raises as `StateStore.load`.
     """
-    engine = EngineLimits((limits or StoreLimits()).block_cache_bytes)
+    engine = EngineLimits(block_cache_bytes=(limits or StoreLimits()).block_cache_bytes)
     folder = LocalCopyFolder(address.local_folder, engine, ids)
     return Loader(address.path, storage, folder, engine, clock=clock, lock_timeout_seconds=0).advance_local_copy(base)

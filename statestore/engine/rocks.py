@@ -6,7 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -55,7 +55,7 @@ _FORMAT_VERSION = 5
 """The format version of tables that Spark writes. The RocksDB of Spark 3.5 (8.3.2) rejects the newer default."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineLimits:
     """The memory of one open database.
 
@@ -171,13 +171,18 @@ class Database:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Iterate over the pairs whose key starts with `prefix`, in key order, in batches of keys and values."""
-        return self.scan_range(range_of(prefix))
+        return self._scanned(range_of(prefix), self._entries)
 
     def scan_range(self, keys_in: KeyRange) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Iterate over the pairs with a key in a range, as `scan`."""
+        """Iterate over the pairs with a key in a range, as `scan`. Their blocks are cached, as for a read of keys."""
+        return self._scanned(keys_in, self._rdict.iter)
+
+    def _scanned(
+        self, keys_in: KeyRange, iterator: Callable[[], RdictIter]
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         start, end = keys_in
         with translated(self.path):
-            entries = self._entries()
+            entries = iterator()
             entries.seek(start)
         keys: list[bytes] = []
         values: list[bytes] = []
