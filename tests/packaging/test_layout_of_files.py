@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -96,3 +97,20 @@ def test_no_file_has_more_than_450_lines() -> None:
     """Split a longer file by subject."""
     lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in _python_files()}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+_IMPORT_EACH = """
+import importlib, sys
+for package in ("edits", "evolution", "rewrites"):
+    for name in [name for name in sys.modules if name.startswith("statestore")]:
+        del sys.modules[name]
+    importlib.import_module(f"statestore.maintenance.{package}")
+"""
+
+
+def test_each_rewrite_of_rows_can_be_imported_first() -> None:
+    """A cycle of imports works only if another package is imported before."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_EACH], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

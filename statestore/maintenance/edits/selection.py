@@ -28,7 +28,7 @@ from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.unsafe_row import encode_rows, normalise_keys
 from statestore.maintenance.edits import own_rows
 from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.edits.typed import typed_columns, typed_texts
+from statestore.maintenance.given_values import typed_columns, typed_texts
 from statestore.origin import Origin
 
 Rules = Mapping[tuple[str, str | None], PartitionRule]

@@ -16,9 +16,9 @@ from statestore.errors import SchemaMismatch, StatekeeperError
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.types import arrow_schema, spark_schema_json
 from statestore.journal_parts import SchemaChange
-from statestore.maintenance.edits.typed import typed_texts
 from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
 from statestore.maintenance.evolution.widening import is_wider, wider_types
+from statestore.maintenance.given_values import typed_texts
 
 _NOTHING = "nothing was changed"
 _SQL_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long", "real": "float"}
