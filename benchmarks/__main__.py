@@ -26,6 +26,8 @@ QUESTIONS: Mapping[str, str] = {
     "growth": "Does maintenance need more memory as a query grows?",
     "growth_of_jobs": "Does a job need more memory and requests as it grows?",
     "switchover": "How long is a switchover?",
+    "rescale": "How long is a rescale?",
+    "convert": "How long is a conversion to RocksDB?",
     "copies": "How long is a clone, and what does a mirror copy?",
     "savepoint_rows": "How long is a savepoint with rows, and does it need more memory for more rows?",
     "load_rows": "How long is the load of a savepoint, and does it need more memory for more rows?",

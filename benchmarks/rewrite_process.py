@@ -1,0 +1,33 @@
+"""Rewrites of a checkpoint, for benchmarks that run them in a process of their own: see `peak`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from statestore.clock import RandomIds, SystemClock
+from statestore.format.provider import Provider
+from statestore.format.sparks import Spark
+from statestore.format.structure import Structure
+from statestore.maintenance import rewrites, runs
+from statestore.maintenance.rewrites import Convert, Goal, Rescale
+from statestore.maintenance.switchover import Machine
+from statestore.storage import open_storage
+
+
+def rescale(checkpoint: str, scratch: str, partitions: str) -> None:
+    """Rescale a checkpoint."""
+    _rewrite(checkpoint, scratch, Rescale(int(partitions)))
+
+
+def convert(checkpoint: str, scratch: str) -> None:
+    """Convert a checkpoint of Spark's default provider to RocksDB."""
+    _rewrite(checkpoint, scratch, Convert(Provider.ROCKSDB, Structure.V1))
+
+
+def _rewrite(checkpoint: str, scratch: str, goal: Goal) -> None:
+    """All steps of the verb except the five seconds in which a checkpoint must be idle."""
+    storage, folder = open_storage(checkpoint), Path(scratch)
+    planned = rewrites.plan(rewrites.gather(storage, scratch=folder), goal, Spark.V4_2)
+    assert not planned.refusals, planned.refusals
+    machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds())
+    runs.rewrite(storage, planned, lambda _: None, run=RandomIds().fresh(), holder="a benchmark", machine=machine)
