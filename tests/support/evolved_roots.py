@@ -15,14 +15,16 @@ from statestore.clock import Clock, RandomIds, SystemClock
 from statestore.contents import contents_at, layout
 from statestore.contents import opened as open_store
 from statestore.errors import RefusedAsUnsafe
-from statestore.format.names import StorePath
+from statestore.format import batch_log
+from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import encode_keys, encode_values
+from statestore.format.structure import Structure
 from statestore.maintenance import runs
 from statestore.maintenance.evolution import Evolve, parse_changes
 from statestore.maintenance.switchover import Machine
-from statestore.root import Ready
+from statestore.root import Pending, Ready
 from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress
+from statestore.store import BatchLogPart, StateStore, StoreAddress
 from statestore.switch_journal import RewriteKind
 from tests.support.keyed_roots import KEYS, group_of
 from tests.support.rescales import planned
@@ -65,13 +67,15 @@ def declared(*values: pa.Schema) -> Binding:
     return Binding(root_id="", query_id=QUERY, partitions=2, key_groups=16, stores=schemas)
 
 
-def commit(storage: Storage, folder: Path, batch: int, *tables: pa.Table) -> None:
+def commit(storage: Storage, folder: Path, batch: int, *tables: pa.Table, in_batch_log: bool = False) -> None:
     """Commit a batch with the rows of each operator: a column `key`, and the value columns that the job declares."""
     root = opened_root(storage, declared(*(table.drop_columns(["key"]).schema for table in tables)), batch)
     ready = root.begin(batch, outer(batch))
     assert isinstance(ready, Ready)
     assert not root.rewrites(batch)
-    snapshots, ids = catalog.snapshots(storage), {}
+    snapshots, ids, attempt = catalog.snapshots(storage), {}, RandomIds().fresh()
+    part = BatchLogPart(batch_log.tag_of(attempt), 1 << 20) if in_batch_log else None
+    members: dict[tuple[StorePath, VersionId], bytes] = {}
     for operator, table in enumerate(tables):
         groups = np.array([group_of(key, 16) for key in table["key"].to_pylist()], np.int32)
         keys, values = encode_keys(groups, table.select(["key"])), encode_values(table.drop_columns(["key"]))
@@ -87,10 +91,27 @@ def commit(storage: Storage, folder: Path, batch: int, *tables: pa.Table) -> Non
                 clock=SystemClock(),
                 ids=RandomIds(),
                 snapshots=snapshots.get(address.path, ()),
+                batch_log=part,
             ) as held:
                 held.put(keys.filter(mine), values.filter(mine))
-                new.append(str(held.commit().mark))
+                version = held.commit()
+                new.append(str(version.mark))
+                if held.member is not None:
+                    members[address.path, version] = held.member
         ids[operator] = tuple(new)
+    if in_batch_log:
+        assert len(members) == 2 * len(tables)
+        pending = Pending(
+            batch=batch,
+            attempt=attempt,
+            root_id=root.binding.root_id,
+            query_id=QUERY,
+            sources=outer(batch).sources,
+            schema=root.schema(),
+            ids=ids,
+            structure=Structure.V2,
+        )
+        root.write_pending(pending, members)
     root.commit(batch, ids)
 
 

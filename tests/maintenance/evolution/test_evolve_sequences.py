@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.storage import open_storage
 from tests.support import retention
@@ -25,6 +26,33 @@ from tests.support.evolved_roots import (
 )
 from tests.support.rescales import rescale
 from tests.support.twins import clean, statekeeper
+
+
+def test_a_root_with_batch_logs_evolves_and_returns(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    storage, host = open_storage(str(tmp_path / "root")), tmp_path / "host"
+    keys = [f"key {n}" for n in range(20)]
+    for batch in range(2):
+        commit(storage, host, batch, old_rows(*keys), plain_rows("a"), in_batch_log=True)
+    logs = [entry.path for entry in storage.list(names.BATCH_LOGS)]
+    assert len(logs) == 2
+    assert not any(path.endswith(".changelog") for path in (entry.path for entry in storage.list(names.STATE)))
+    before = by_key(old_rows(*keys))
+    undo(storage, evolve(storage, goal(), tmp_path))
+    assert rows_of(storage, 0, tmp_path) == before
+    clean(storage, tmp_path)
+    evolve(storage, goal(), tmp_path)
+    assert rows_of(storage, 0, tmp_path) == by_key(new_rows(old_rows(*keys)))
+    assert [entry.path for entry in storage.list(names.BATCH_LOGS)] == logs
+    clean(storage, tmp_path)
+    more = [*keys, "another key"]
+    commit(storage, host, 2, new_rows(old_rows(*more)), plain_rows("b"), in_batch_log=True)
+    assert rows_of(storage, 0, tmp_path) == by_key(new_rows(old_rows(*more)))
+    retention.take_snapshots(storage, tmp_path)
+    retention.collect(storage, retention.planned(storage, RetentionPolicy(versions=1, grace_seconds=0)))
+    assert not {entry.path for entry in storage.list(names.BATCH_LOGS)} & set(logs)
+    assert rows_of(storage, 0, tmp_path) == by_key(new_rows(old_rows(*more)))
+    clean(storage, tmp_path)
 
 
 def test_batches_snapshots_gc_a_savepoint_a_clone_and_a_rescale_follow(tmp_path: Path) -> None:
