@@ -22,6 +22,7 @@ from pipelines.assignments import Assignments
 from pipelines.batch_log import LogLayout, changelogs_of, part_of
 from pipelines.completion import complete
 from pipelines.emergency import EmergencySnapshots
+from pipelines.event_time import EventClock
 from pipelines.host import Host
 from pipelines.initial import InitialState
 from pipelines.known_snapshots import KnownSnapshots, Snapshots
@@ -33,7 +34,7 @@ from pipelines.outputs import Computed, Files, Held, Outputs
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.report_channel import ReportChannel
-from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest, latest_event_ms
+from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest
 from pipelines.sinks import Attempt, Sink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
@@ -101,7 +102,7 @@ class BatchDriver:
         self._structure = structure
         self._log = log
         self._initial = initial
-        self._inputs = inputs
+        self._event_clock = EventClock(operator, inputs)
         self._clock = clock
         self._ids = ids
         self._observer = observer
@@ -150,8 +151,7 @@ class BatchDriver:
         self._stop_is_wanted.set()
 
     def look_for_snapshots(self) -> None:
-        """Find new snapshots of maintenance, so that the lineage of the next versions starts at the newest. Runs outside
-        of batches."""
+        """Find new snapshots of maintenance: the next lineages start at the newest. Runs outside of batches."""
         self._snapshots.look(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
 
     @property
@@ -210,15 +210,14 @@ class BatchDriver:
 
     def _bound_root(self, query_id: str, batch: int) -> StateRoot:
         if self._root is None:
-            schemas = store_schemas(self._operator, self._row_columns)
             wanted = Binding(
                 root_id="",
                 query_id=query_id,
                 partitions=self._partitions,
                 key_groups=self._key_groups,
-                stores=schemas,
+                stores=store_schemas(self._operator, self._row_columns),
                 initial=self._initial is not None,
-                inputs=self._inputs,
+                inputs=self._event_clock.inputs,
             )
             self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
             held = self._root.binding
@@ -348,7 +347,7 @@ class BatchDriver:
             ids=_ids_by_operator(reports, ready),
             structure=root.structure,
             initial=initial_digest(reports),
-            watermark_ms=ready.times.next_watermark_ms(latest_event_ms(reports), self._operator.lateness_ms),
+            watermark_ms=self._event_clock.next_watermark_ms(ready.times, reports),
         )
         pending = self._outputs.recorded(pending, computed)
         changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
@@ -396,6 +395,7 @@ class BatchDriver:
             structure=root.structure,
             batch_log=part_of(self._log, attempt.attempt, partitions * len(ready.bases)),
             times=ready.times,
+            inputs=self._event_clock.inputs,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
             output=output,

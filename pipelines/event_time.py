@@ -1,18 +1,22 @@
-"""Event time of input rows: the latest one, for the watermark, and the rows that are late."""
+"""Event time of input rows: the latest ones, for the watermark, and the rows that are late."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operator import StatefulOperator
+from pipelines.operator import INPUT_COLUMN, StatefulOperator
+from pipelines.reports import PartitionReport
 from pipelines.times import TIMESTAMP, require_timestamp
 from statestore.batch_times import BatchTimes
 from statestore.errors import SchemaMismatch, WrongInput
 
 _END_OF_WINDOW = "end"
+_ONE_STREAM = ""
 
 
 def require_event_time(operator: StatefulOperator, row_columns: pa.Schema) -> None:
@@ -34,11 +38,12 @@ def require_event_time(operator: StatefulOperator, row_columns: pa.Schema) -> No
 
 
 class EventTime:
-    """Reads the event times of the rows of a task. `latest_ms`: the latest one so far, of late rows, too."""
+    """Reads the event times of the rows of a task. `latest_ms`: input -> the latest one so far, of late rows, too."""
 
-    def __init__(self, operator: StatefulOperator, times: BatchTimes) -> None:
+    def __init__(self, operator: StatefulOperator, times: BatchTimes, inputs: Sequence[str] = ()) -> None:
         assert operator.event_time is not None
-        self.latest_ms: int | None = None
+        self.latest_ms: dict[str, int] = {}
+        self._inputs = inputs
         self._column = operator.event_time
         self._late_by = operator.late_by or operator.event_time
         self._late_ms = times.late_watermark_ms
@@ -66,11 +71,42 @@ class EventTime:
                 hint="drop rows without a time before the operator, for example: "
                 f'stream.where("{self._column} IS NOT NULL")',
             )
-        latest_ms = int(pc.max(column).cast(pa.int64()).as_py()) // 1000
-        self.latest_ms = latest_ms if self.latest_ms is None else max(self.latest_ms, latest_ms)
+        for name, times in self._by_input(rows, column):
+            latest_ms = int(pc.max(times).cast(pa.int64()).as_py()) // 1000
+            self.latest_ms[name] = max(self.latest_ms.get(name, latest_ms), latest_ms)
+
+    def _by_input(self, rows: pa.Table, times: pa.ChunkedArray) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        if not self._inputs:
+            yield _ONE_STREAM, times
+            return
+        names = rows.column(INPUT_COLUMN)
+        for name in names.unique():
+            yield name.as_py(), times.filter(pc.equal(names, name))
 
     def latest_of_keys(self, rows: pa.Table, first_of_key: pa.BooleanArray) -> npt.NDArray[np.int64]:
         """Return the latest event time of each key in us; shape (keys,). `rows` are sorted by key."""
         times: npt.NDArray[np.int64] = rows.column(self._column).combine_chunks().cast(pa.int64()).to_numpy()
         starts = np.flatnonzero(first_of_key.to_numpy(zero_copy_only=False))
         return np.maximum.reduceat(times, starts)
+
+
+class EventClock:
+    """Moves the watermark of a query. `inputs`: the names of several inputs; empty for one stream."""
+
+    def __init__(self, operator: StatefulOperator, inputs: Sequence[str] = ()) -> None:
+        self.inputs = tuple(inputs)
+        self._lateness_ms = operator.lateness_ms
+        self._latest_ms: dict[str, int] = {}
+
+    def next_watermark_ms(self, times: BatchTimes, reports: Sequence[PartitionReport]) -> int:
+        """Return the watermark after a batch: that of the input that is furthest behind.
+
+        It does not move while an input has had no rows since the start of the query, as in Spark (WatermarkTracker with the
+        policy `min`): the next rows of this input may be old.
+        """
+        for report in reports:
+            for name, latest_ms in report.times.latest_event_ms.items():
+                self._latest_ms[name] = max(self._latest_ms.get(name, latest_ms), latest_ms)
+        if len(self._latest_ms) < max(1, len(self.inputs)):
+            return times.watermark_ms
+        return max(times.watermark_ms, min(self._latest_ms.values()) - self._lateness_ms)

@@ -11,8 +11,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pipelines import preflight
-from pipelines.inputs import INPUT_COLUMN, columns_of_all
-from pipelines.operator import StatefulOperator
+from pipelines.inputs import columns_of_all
+from pipelines.operator import INPUT_COLUMN, StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN
 from pipelines.results import is_same, null_in
 from statestore.errors import SchemaMismatch, UnsupportedType
@@ -28,16 +28,18 @@ _NULL = (0,)
 
 
 class GivenStream:
-    """The stream of a test. `columns`: those of its rows, for tasks.
+    """The stream of a test. `columns`: those of its rows, for tasks. `inputs`: the names of several inputs.
 
     Raises `SchemaMismatch` and `UnsupportedType` as `start`.
     """
 
     def __init__(self, operator: StatefulOperator, given: pa.Schema | Mapping[str, pa.Schema]) -> None:
         self._operator = operator
+        self.inputs: tuple[str, ...] = ()
         self._inputs: Mapping[str, pa.Schema] | None = None
         if isinstance(given, Mapping):
             in_spark = {name: _spark_schema(columns) for name, columns in given.items()}
+            self.inputs = tuple(sorted(given))
             self._inputs = {name: to_arrow_schema(columns, timezone="UTC") for name, columns in in_spark.items()}
             self.columns = preflight.row_columns(operator, columns_of_all(operator, in_spark))
         else:

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from pipelines import preflight
 from pipelines.assignments import Assignments
+from pipelines.event_time import EventClock
 from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
 from pipelines.operator import TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
-from pipelines.reports import Reported, checked, latest_event_ms
+from pipelines.reports import Reported, checked
 from pipelines.stored import TIMER_VALUES, TIMERS, StoredStore, stored
 from pipelines.task import Task, TaskPlan, Worker, store_address
 from pipelines.task_outputs import TaskOutputs
@@ -91,6 +92,7 @@ class OperatorHarness:
         self._operator = operator
         self._partitioning = Partitioning(partitions, key_groups, tasks=1)
         self._stream = None if columns is None else GivenStream(operator, columns)
+        self._event_clock = EventClock(operator, self._stream.inputs if self._stream else ())
         self._next = BatchTimes(batch=0, time_ms=_START_MS)
         self._stored = stored(operator)
         self._bases = dict.fromkeys(range(len(self._stored)), (EMPTY,) * partitions)
@@ -115,17 +117,18 @@ class OperatorHarness:
         """
         stream = self._stream or GivenStream(self._operator, columns_in(rows))
         placed = stream.routed(rows, self._partitioning.key_groups)
-        self._stream = stream
+        if self._stream is None:
+            self._stream, self._event_clock = stream, EventClock(self._operator, stream.inputs)
         times = self._times(at)
         reports = _Reports()
-        plan = self._plan(stream.columns, reports, times)
+        plan = self._plan(stream, reports, times)
         task = Task(plan, 0, self._worker)
         returned = pa.Table.from_batches(list(task.run(iter(placed.to_batches()))), schema=plan.output.result_schema())
         [report] = checked(reports.all, self._bases, self._partitioning)
         task.maintain_host()
         new = [[store.new for store in partition.stores] for partition in report.partitions]
         self._bases = dict(enumerate(zip(*new, strict=True)))
-        watermark_ms = times.next_watermark_ms(latest_event_ms(report.partitions), self._operator.lateness_ms)
+        watermark_ms = self._event_clock.next_watermark_ms(times, report.partitions)
         self._next = BatchTimes(
             batch=times.batch + 1,
             time_ms=times.time_ms + _TICK_MS,
@@ -159,19 +162,20 @@ class OperatorHarness:
             raise SchemaMismatch(f"at={at} has no time zone", hint="use datetime(..., tzinfo=datetime.UTC)")
         return replace(self._next, time_ms=int(at.timestamp() * 1000))
 
-    def _plan(self, columns: pa.Schema, reports: _Reports, times: BatchTimes) -> TaskPlan:
+    def _plan(self, stream: GivenStream, reports: _Reports, times: BatchTimes) -> TaskPlan:
         return TaskPlan(
             root=self._root,
             root_id=_ROOT_ID,
             local_folder=f"{self._folder.name}/local",
             operator=self._operator,
-            row_columns=columns,
+            row_columns=stream.columns,
             partitioning=self._partitioning,
             assignments=Assignments.of(self._bases, {}),
             rewrites={},
             structure=Structure.V2,
             batch_log=None,
             times=times,
+            inputs=stream.inputs,
             limits=StoreLimits(),
             sweep=SweepLimits(),
             output=TaskOutputs(rows=self._operator.outputs, reporter=reports),

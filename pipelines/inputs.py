@@ -16,11 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from pipelines.operator import StatefulOperator
+from pipelines.operator import INPUT_COLUMN, StatefulOperator
 from statestore.errors import SchemaMismatch, UnsupportedEnvironment
-
-INPUT_COLUMN = "input"
-"""The column that has the name of a row's input."""
 
 
 def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | None) -> Sequence[DataFrame]:

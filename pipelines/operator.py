@@ -30,6 +30,9 @@ class Frames(Enum):
     PANDAS = "pandas.DataFrame"
 
 
+INPUT_COLUMN = "input"
+"""The column of the rows with the name of their input, if the query has several inputs."""
+
 TIMER_COLUMN = "at"
 """The column of a table of timers that has the time."""
 
@@ -96,8 +99,9 @@ class StatefulOperator:
 
     event_time         the column of the rows with their event time, a timestamp without nulls. It gives the watermark
     allowed_lateness   how much later than later rows a row may arrive, such as "10m". The watermark of a batch is the
-                       latest event time of earlier batches less this, and never falls. Rows up to the watermark of the
-                       previous batch are late: they are dropped and counted, as Spark does (SPARK-40925)
+                       latest event time of earlier batches less this, and never falls. With several inputs, it is
+                       that of the input that is furthest behind. Rows up to the watermark of the previous batch are
+                       late: they are dropped and counted, as Spark does (SPARK-40925)
     late_by            the column that tells if a row is late, if it is not the event time: the end of the window of a row
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers

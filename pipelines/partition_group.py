@@ -7,7 +7,7 @@ partitions are encoded, passed and decoded at once. Only reads and writes of the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class PartitionGroup:
     stores        partition -> its stores; all partitions of the group, in order
     partitioning  of the keys to partitions
     times         of the batch
+    inputs        the names of the inputs, if the rows have the column of their input
     initial       initial rows among the rows of batch 0; None without
     """
 
@@ -49,6 +50,7 @@ class PartitionGroup:
         *,
         partitioning: Partitioning,
         times: BatchTimes,
+        inputs: Sequence[str] = (),
         initial: InitialRows | None = None,
     ) -> None:
         self.rows_in = dict.fromkeys(stores, 0)
@@ -59,7 +61,7 @@ class PartitionGroup:
         self._stores = GroupStores(stores)
         self._partitioning = partitioning
         self._state = KeyedState(operator, self._key_columns, self._stores, partitioning.groups_of, times)
-        self._event_time = None if operator.event_time is None else EventTime(operator, times)
+        self._event_time = None if operator.event_time is None else EventTime(operator, times, inputs)
         self._batch = Batch.of(times)
         self._takes_batch = takes_batch(operator.update)
         self._initial = initial
@@ -72,7 +74,7 @@ class PartitionGroup:
             late_rows=self.late_rows[partition],
             fired_timers=0 if timers is None else timers.fired[partition],
             expired_rows=sum(expiry.deleted[partition] for expiry in self._state.expiries.values()),
-            latest_event_ms=None if self._event_time is None else self._event_time.latest_ms,
+            latest_event_ms={} if self._event_time is None else self._event_time.latest_ms,
         )
 
     def process_all(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:

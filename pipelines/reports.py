@@ -39,13 +39,13 @@ class TimeCounts:
     late_rows        rows that arrived too late, and were dropped
     fired_timers     timers that were due
     expired_rows     rows of the state that were deleted because they had expired
-    latest_event_ms  the latest event time of the rows of the partition, or of others of its task; None without rows
+    latest_event_ms  input -> the latest event time of its rows in the partition, or in others of its task
     """
 
     late_rows: int = 0
     fired_timers: int = 0
     expired_rows: int = 0
-    latest_event_ms: int | None = None
+    latest_event_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,6 @@ def checked(
                     hint="restart the query: it runs the batch again",
                 )
     return [chosen[task] for task in range(partitioning.tasks)]
-
-
-def latest_event_ms(reports: Sequence[PartitionReport]) -> int | None:
-    """Return the latest event time of the rows of a batch; None without rows or without event time."""
-    return max((ms for report in reports if (ms := report.times.latest_event_ms) is not None), default=None)
 
 
 def initial_digest(reports: Sequence[PartitionReport]) -> str | None:

@@ -56,6 +56,7 @@ class TaskPlan:
     """Input of a task, the same for all tasks of a batch; sent to the workers.
 
     output    where the task puts its outputs
+    inputs    the names of several inputs; empty for one stream
     initial   layout of the initial rows among the rows of batch 0; None without
     """
 
@@ -73,6 +74,7 @@ class TaskPlan:
     limits: StoreLimits
     sweep: SweepLimits
     output: TaskOutputs
+    inputs: tuple[str, ...] = ()
     initial: InitialColumns | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -180,6 +182,7 @@ class Task:
                     stores,
                     partitioning=plan.partitioning,
                     times=plan.times,
+                    inputs=plan.inputs,
                     initial=initial,
                 )
                 with contextlib.closing(group.process_all(rows)) as outputs:

@@ -21,7 +21,3 @@ class BatchTimes:
     time_ms: int
     watermark_ms: int = 0
     late_watermark_ms: int = 0
-
-    def next_watermark_ms(self, latest_ms: int | None, lateness_ms: int) -> int:
-        """Return the watermark of the next batch. `latest_ms`: the latest event time of this batch; None without rows."""
-        return self.watermark_ms if latest_ms is None else max(self.watermark_ms, latest_ms - lateness_ms)

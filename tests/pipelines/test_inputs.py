@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.harness import OperatorHarness
 from pipelines.inputs import given_streams
@@ -23,6 +25,7 @@ from statestore.binding import bind, encode_binding, parse_binding, require_bind
 from statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
 from statestore.storage import open_storage
 from tests.support.roots import IDS, wanted
+from tests.support.streams import Seen
 
 # Spark's workers need not find this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,6 +33,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KEY = ("key", pa.int64())
 ROWS = pa.list_(pa.struct([pa.field("n", pa.int64(), nullable=False)]))
 NULLABLE_ROWS = pa.list_(pa.struct([pa.field("n", pa.int64())]))
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SEEN = pa.schema([("seen", pa.string())])
 
 
@@ -88,6 +92,29 @@ def test_an_input_that_lacks_a_column_has_nulls_in_it_and_its_rows_come_first() 
 def test_inputs_that_do_not_form_one_stream_are_rejected(columns: dict[str, pa.Schema], problem: str) -> None:
     with pytest.raises(SchemaMismatch, match=problem):
         OperatorHarness(OPERATOR, columns=columns)
+
+
+def test_the_input_that_is_furthest_behind_determines_the_watermark() -> None:
+    def rows(*minutes: int) -> list[dict[str, Any]]:
+        return [{"key": 1, "at": START + dt.timedelta(minutes=minute)} for minute in minutes]
+
+    columns = pa.schema([KEY, ("at", pa.timestamp("us", tz="UTC"))])
+    operator = replace(OPERATOR, event_time="at", allowed_lateness="10m")
+    with OperatorHarness(operator, columns={"a": columns, "b": columns}) as harness:
+        results = [
+            harness.batch(batch)
+            for batch in (
+                {"a": rows(60)},
+                {"b": rows(20, 5)},
+                {"a": rows(90)},
+                {"a": rows(10, 11), "b": rows(40)},
+                {"b": rows(10, 11, 31)},
+                {},
+            )
+        ]
+    watermarks = [result.batch.watermark for result in results]
+    assert watermarks == [None, None, *(START + dt.timedelta(minutes=minute) for minute in (10, 10, 30, 30))]
+    assert [result.late_rows for result in results] == [0, 0, 0, 1, 1, 0]
 
 
 def test_each_input_needs_an_event_time() -> None:
@@ -163,3 +190,61 @@ def test_a_query_has_the_rows_of_a_harness_and_continues_after_each_restart(
     with pytest.raises(UnsupportedEnvironment, match="both a stream and `inputs`"):
         run(inputs={"a": "a", "b": "b"}, stream=delta_session.readStream.format("delta").load(str(tmp_path / "a")))
     assert sorted(path for path in tmp_path.rglob("*")) == before, "nothing was written"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_watermarks_and_late_rows_are_those_of_sparks_join(delta_session: SparkSession, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    columns = pa.schema([KEY, pa.field("at", pa.timestamp("us", tz="UTC"))])
+    for name in ("a", "b"):
+        deltalake.write_deltalake(str(tmp_path / name), columns.empty_table())
+        for batch in range(8):
+            # Input b is behind by half an hour, and starts two batches later.
+            center = 20 * batch - (30 if name == "b" else 0)
+            minutes = [center + chance.randrange(-40, 20) for _ in range(20 if name == "a" or batch > 1 else 1)]
+            rows = {
+                "key": [n % 3 for n in range(len(minutes))],
+                "at": [START + dt.timedelta(minutes=m) for m in minutes],
+            }
+            deltalake.write_deltalake(str(tmp_path / name), pa.table(rows, schema=columns), mode="append")
+
+    def stream(name: str) -> DataFrame:
+        reader = delta_session.readStream.format("delta").option("startingVersion", 1).option("maxFilesPerTrigger", 1)
+        rows = reader.load(str(tmp_path / name))
+        return rows if name == "a" else rows.where("at >= '2026-01-01 00:10:00'")
+
+    seen = Seen()
+    start(
+        replace(OPERATOR, event_time="at", allowed_lateness="10m"),
+        inputs={name: stream(name) for name in ("a", "b")},
+        sink=DeltaSink(str(tmp_path / "texts")),
+        root=str(tmp_path / "root"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        partitions=2,
+        trigger={"availableNow": True},
+        observer=seen,
+    ).await_termination()
+    sides = [stream(name).withWatermark("at", "10 minutes") for name in ("a", "b")]
+    joined = sides[0].join(sides[1].withColumnRenamed("at", "other"), "key").writeStream.format("noop")
+    native = joined.option("checkpointLocation", str(tmp_path / "native")).trigger(availableNow=True).start()
+    native.awaitTermination()
+    theirs = [
+        (
+            dt.datetime.fromisoformat(progress["eventTime"]["watermark"]),
+            sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"]),
+        )
+        for progress in native.recentProgress
+    ]
+    assert all(report.times is not None for report in seen.batches)
+    ours = [
+        (
+            (report.times and report.times.watermark) or dt.datetime.fromtimestamp(0, dt.UTC),
+            sum(partition.times.late_rows for partition in report.partitions),
+        )
+        for report in seen.batches
+    ]
+    # Spark adds a batch without rows that only moves the watermark.
+    assert ours == theirs[: len(ours)]
+    assert len(ours) == 8
+    assert sum(late for _, late in ours) > 5

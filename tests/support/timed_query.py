@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.assignments import Assignments
+from pipelines.event_time import EventClock
 from pipelines.operator import StatefulOperator
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts, latest_event_ms
+from pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts
 from pipelines.stored import stored
 from pipelines.task import Task, TaskPlan, Worker
 from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
@@ -55,6 +56,7 @@ class TimedQuery:
         self.stores = stored(operator)
         self.bases = dict.fromkeys(range(len(self.stores)), (EMPTY,) * partitions)
         self.number = 0
+        self.event_clock = EventClock(operator)
         self.watermark_ms = 0
         self.late_watermark_ms = 0
         self.reports: list[PartitionReport] = []
@@ -91,7 +93,7 @@ class TimedQuery:
         )
         found = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(table.to_batches(max_chunksize=3)))))
         self.late_watermark_ms = self.watermark_ms
-        self.watermark_ms = times.next_watermark_ms(latest_event_ms(self.reports), self.operator.lateness_ms)
+        self.watermark_ms = self.event_clock.next_watermark_ms(times, self.reports)
         self.number += 1
         self.bases = {
             number: tuple(report.stores[number].new for report in self.reports) for number in range(len(self.stores))
