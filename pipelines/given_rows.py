@@ -25,6 +25,7 @@ GivenRows: TypeAlias = Any
 _DECLARE = "declare the columns: OperatorHarness(operator, columns=pyarrow.schema(...))"
 _REFUSALS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 _NULL = (0,)
+_KIND, _STORE = "__statekeeper_kind", "__statekeeper_store"
 
 
 class GivenStream:
@@ -45,14 +46,35 @@ class GivenStream:
         else:
             self.columns = preflight.row_columns(operator, _spark_schema(given))
 
-    def routed(self, given: GivenRows, key_groups: int) -> pa.Table:
+    def routed(self, given: GivenRows, key_groups: int, initial: Mapping[str, GivenRows] | None = None) -> pa.Table:
         """Convert rows without loss, append their key group, and sort them by key group, key and order columns, as
-        `operator_job` does in Spark. Raises `SchemaMismatch`."""
+        `operator_job` does in Spark. Raises `SchemaMismatch`.
+
+        initial   name of the store -> initial rows, which are added in the layout of `pipelines.initial`
+        """
         rows = _with_columns(given, self.columns) if self._inputs is None else self._rows_of_all(given, self._inputs)
+        placed = self._with_group(rows, key_groups)
+        order = [*self._operator.keys, *self._operator.order_by]
+        if initial is None:
+            return sorted_by(placed, [GROUP_COLUMN, *order])
+        input_rows = placed.append_column(_KIND, pa.array([len(initial)] * placed.num_rows, pa.int32()))
+        tables = [input_rows.append_column(_STORE, pa.nulls(placed.num_rows, pa.int32()))]
+        for number, (name, of_store) in enumerate(initial.items()):
+            values = self._operator.stores[name]
+            state = _with_columns(of_store, pa.schema([*self._operator.key_columns(self.columns), *values]))
+            table = self._with_group(state.select(list(self._operator.keys)), key_groups)
+            for column in (_KIND, _STORE):
+                table = table.append_column(column, pa.array([number] * table.num_rows, pa.int32()))
+            for field in values:
+                table = table.append_column(f"{_STORE}.{name}.{field.name}", state[field.name])
+            tables.append(table)
+        both = pa.concat_tables([_nullable(table) for table in tables], promote_options="default")
+        return sorted_by(both, [GROUP_COLUMN, _KIND, *order]).drop_columns([_KIND])
+
+    def _with_group(self, rows: pa.Table, key_groups: int) -> pa.Table:
         keys = self._operator.key_columns(self.columns)
         groups = partitions_of(row_hashes(rows.select(keys.names).cast(keys)), key_groups)
-        placed = rows.append_column(pa.field(GROUP_COLUMN, pa.int32()), pa.array(groups, pa.int32()))
-        return sorted_by(placed, [GROUP_COLUMN, *keys.names, *self._operator.order_by])
+        return rows.append_column(pa.field(GROUP_COLUMN, pa.int32()), pa.array(groups, pa.int32()))
 
     def _rows_of_all(self, given: GivenRows, inputs: Mapping[str, pa.Schema]) -> pa.Table:
         if _is_empty(given):
@@ -138,6 +160,10 @@ def _with_columns(given: GivenRows, columns: pa.Schema) -> pa.Table:
             )
         converted.append(column)
     return pa.Table.from_arrays(converted, schema=columns)
+
+
+def _nullable(rows: pa.Table) -> pa.Table:
+    return rows.cast(pa.schema([column.with_nullable(True) for column in rows.schema]))
 
 
 def _is_empty(given: GivenRows) -> bool:

@@ -19,6 +19,7 @@ from pipelines import preflight
 from pipelines.assignments import Assignments
 from pipelines.event_time import EventClock
 from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
+from pipelines.initial_rows import InitialColumns
 from pipelines.operator import TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked
@@ -69,6 +70,8 @@ class OperatorHarness:
     operator     the operator to test
     columns      columns of the stream; the default is the columns of the first batch. For several inputs a mapping: name ->
                  columns
+    initial      rows of the state before the first batch, with the key and value columns; with several stores a mapping:
+                 name -> rows. See `start`
     partitions   number of partitions, see `start`. One task processes all of them
     key_groups   number of hash groups of the keys, see `start`
 
@@ -84,6 +87,7 @@ class OperatorHarness:
         operator: StatefulOperator,
         *,
         columns: pa.Schema | Mapping[str, pa.Schema] | None = None,
+        initial: GivenRows | None = None,
         partitions: int = 1,
         key_groups: int = 128,
     ) -> None:
@@ -92,6 +96,7 @@ class OperatorHarness:
         self._operator = operator
         self._partitioning = Partitioning(partitions, key_groups, tasks=1)
         self._stream = None if columns is None else GivenStream(operator, columns)
+        self._initial = None if initial is None else self._by_store(initial)
         self._event_clock = EventClock(operator, self._stream.inputs if self._stream else ())
         self._next = BatchTimes(batch=0, time_ms=_START_MS)
         self._stored = stored(operator)
@@ -113,10 +118,12 @@ class OperatorHarness:
         in the given order; in Spark, their order is undefined.
 
         Raises `SchemaMismatch` and `UnsupportedType` for rows that do not fit the stream, `WrongInput`, `WrongResult`,
-        `HotKey`, and each error of the function. The state is then as before, and the batch can be run again.
+        `WrongInitial`, `HotKey`, and each error of the function. The state is then as before, and the batch can be run
+        again.
         """
         stream = self._stream or GivenStream(self._operator, columns_in(rows))
-        placed = stream.routed(rows, self._partitioning.key_groups)
+        initial = self._initial if self._next.batch == 0 else None
+        placed = stream.routed(rows, self._partitioning.key_groups, initial)
         if self._stream is None:
             self._stream, self._event_clock = stream, EventClock(self._operator, stream.inputs)
         times = self._times(at)
@@ -155,6 +162,16 @@ class OperatorHarness:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _by_store(self, initial: GivenRows) -> Mapping[str, GivenRows]:
+        stores = list(self._operator.stores)
+        if self._operator.has_one_store:
+            return {stores[0]: initial}
+        if not isinstance(initial, Mapping) or not initial.keys() <= set(stores):
+            raise SchemaMismatch(
+                "initial is not a dict of the stores", hint=f"give a dict from store to rows: {stores}"
+            )
+        return {name: initial[name] for name in stores if name in initial}
+
     def _times(self, at: dt.datetime | None) -> BatchTimes:
         if at is None:
             return self._next
@@ -176,6 +193,7 @@ class OperatorHarness:
             batch_log=None,
             times=times,
             inputs=stream.inputs,
+            initial=InitialColumns(tuple(self._initial)) if self._initial is not None and times.batch == 0 else None,
             limits=StoreLimits(),
             sweep=SweepLimits(),
             output=TaskOutputs(rows=self._operator.outputs, reporter=reports),

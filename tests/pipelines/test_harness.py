@@ -21,6 +21,7 @@ from statestore.errors import (
     UnsupportedEnvironment,
     UnsupportedType,
     UnusableFunction,
+    WrongInitial,
     WrongResult,
 )
 from tests.support.adding_operator import OUTPUT, ROWS, STATE, add_up, adding
@@ -95,6 +96,32 @@ def test_named_stores_are_a_mapping_of_tables_and_keys_are_deleted() -> None:
         second = harness.batch(DICTS[:1])
         assert second.state["second"].to_pylist() == [{"key": 2, "seen": True}]
         assert second.state["first"]["key"].to_pylist() == [None, 1]
+    with OperatorHarness(operator, columns=ROWS, initial={"first": [{"key": 2, "seen": True}]}) as harness:
+        assert harness.batch(DICTS[:1]).state["second"]["key"].to_pylist() == [2]
+
+
+def test_a_test_can_start_from_a_state(harness: OperatorHarness) -> None:
+    state = harness.batch(DICTS[:2]).state
+    rows = [{"key": 1, "at": 3, "value": 7}, {"key": 9, "at": 3, "value": 1}]
+    for initial in (state, state.to_pylist()):
+        with OperatorHarness(adding(), columns=ROWS, initial=initial, partitions=2) as continued:
+            assert total(continued.batch(rows)) == {1: 10, 2: 5, 9: 1}
+            assert continued.batch().state.equals(harness.batch(rows if initial is state else []).state)
+
+
+def test_wrong_initial_rows_are_rejected() -> None:
+    row = {"key": 1, "count": 1, "total": 1}
+    for initial, error, problem in (
+        ([row, row], WrongInitial, "contain two rows of one key"),
+        ([{**row, "key": None}], WrongInitial, "key column 'key' contains nulls"),
+        ([{**row, "count": "1"}], SchemaMismatch, "column count of the rows cannot be int64"),
+        (pa.table({"key": [1]}), SchemaMismatch, "the rows lack the columns"),
+    ):
+        with OperatorHarness(adding(), initial=initial) as harness, pytest.raises(error, match=problem):
+            harness.batch(DICTS)
+    several = adding(state={"first": STATE, "second": STATE})
+    with pytest.raises(SchemaMismatch, match="initial is not a dict of the stores"):
+        OperatorHarness(several, initial=[row])
 
 
 def test_the_function_gets_rows_in_the_order_of_spark() -> None:
