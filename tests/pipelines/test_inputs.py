@@ -24,6 +24,7 @@ from pipelines.sinks import DeltaSink
 from statestore.binding import bind, encode_binding, parse_binding, require_bindable
 from statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
 from statestore.storage import open_storage
+from tests.support import sparks_reader
 from tests.support.roots import IDS, wanted
 from tests.support.streams import Seen
 
@@ -51,6 +52,7 @@ OPERATOR = StatefulOperator(["key"], ["at", "input"], state=SEEN, output=pa.sche
 A = pa.schema([KEY, ("at", pa.int64()), ("a.`b", pa.string()), ("rows", ROWS)])
 B = pa.schema([pa.field("key", pa.int64(), nullable=False), ("rows", NULLABLE_ROWS)])
 COLUMNS = {"b": B, "a": A}
+INITIAL = [{"key": 2, "seen": "y"}, {"key": 7, "seen": "z"}]
 BATCHES: list[dict[str, list[dict[str, Any]]]] = [
     {
         "b": [{"key": 1, "rows": [{"n": None}]}],
@@ -166,6 +168,7 @@ def test_a_query_has_the_rows_of_a_harness_and_continues_after_each_restart(
         }
         where = {"root": str(tmp_path / "root"), "checkpoint": str(tmp_path / "checkpoint"), "partitions": 2}
         sink = DeltaSink(str(tmp_path / "texts"))
+        where["initial"] = delta_session.createDataFrame(INITIAL, "key bigint, seen string")
         start(
             OPERATOR, inputs=streams, sink=sink, trigger={"availableNow": True}, **where, **changes
         ).await_termination()
@@ -173,14 +176,19 @@ def test_a_query_has_the_rows_of_a_harness_and_continues_after_each_restart(
     for name, columns in COLUMNS.items():
         deltalake.write_deltalake(str(tmp_path / name), columns.empty_table())
     expected: list[dict[str, Any]] = []
-    with OperatorHarness(OPERATOR, columns=COLUMNS) as harness:
+    with OperatorHarness(OPERATOR, columns=COLUMNS, initial=INITIAL) as harness:
         for number, batch in enumerate(BATCHES):
             for name, rows in batch.items():
                 table = pa.Table.from_pylist(rows, COLUMNS[name])
                 deltalake.write_deltalake(str(tmp_path / name), table, mode="append")
             # In another order at each start.
             run(inputs={name: name for name in sorted(COLUMNS, reverse=bool(number % 2))})
-            expected += harness.batch(batch).output.to_pylist()
+            result = harness.batch(batch)
+            expected += result.output.to_pylist()
+    state = sparks_reader.state_rows(delta_session, str(tmp_path / "root")).collect()
+    theirs = [(row.key.key, row.value.seen) for row in state]
+    assert sorted(theirs, key=repr) == sorted(map(tuple, map(dict.values, result.state.to_pylist())), key=repr)
+    assert (7, "z") in theirs
     texts = deltalake.DeltaTable(str(tmp_path / "texts")).to_pyarrow_table().to_pylist()
     assert sorted(texts, key=repr) == sorted(expected, key=repr)
     before = sorted(path for path in tmp_path.rglob("*"))
