@@ -102,6 +102,13 @@ def checks() -> dict[str, dg.AssetCheckSpec]:
     return {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys}
 
 
+def test_each_page_contains_the_code_that_it_includes(site: Path) -> None:
+    """The formatter changes the line of a snippet in a block of Python. Such a block is marked as `{.python}`."""
+    texts = {path.relative_to(site): re.sub("<[^>]*>", "", path.read_text()) for path in site.rglob("*.html")}
+    assert [str(path) for path, text in texts.items() if "--8" in text] == []
+    assert "def update" in texts[Path("how-to/several-inputs.html")]
+
+
 def test_each_check_has_a_page_and_each_page_a_check(checks: dict[str, dg.AssetCheckSpec], site: Path) -> None:
     assert {page.stem for page in (DOCS / "checks").glob("*.md")} == set(checks)
     assert {page.stem for page in (site / "checks").glob("*.html")} == set(checks)
