@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import deltalake
@@ -20,10 +21,12 @@ from pyspark.sql import SparkSession
 from pipelines import DeltaSink, Host, StatefulOperator, Update, start
 from pipelines.operator import Pieces
 from pipelines.progress import Phase
+from statestore.clock import RandomIds
 from statestore.storage import Storage, StorageSpec, open_storage
 from statestore.store_limits import StoreLimits
 from tests.support.s3_server import CREDENTIALS, S3Server, Wire
 from tests.support.streams import Seen
+from tests.support.task_files import attempt, simple, written
 
 pytestmark = pytest.mark.spark
 
@@ -163,21 +166,49 @@ def endpoint() -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
-def test_tasks_write_the_files_of_a_table_in_a_bucket(
-    delta_session: SparkSession, endpoint: str, tmp_path: Path, dies_at: Phase
-) -> None:
-    bucket = "a-bucket"
+def made_bucket(endpoint: str) -> str:
+    bucket = RandomIds().fresh()
     with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")):
-        pass
-    spec = StorageSpec(f"s3://{bucket}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
-    options = {
+        return bucket
+
+
+def delta_options(endpoint: str) -> dict[str, str]:
+    return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": CREDENTIALS["key"],
         "AWS_SECRET_ACCESS_KEY": CREDENTIALS["secret"],
         "AWS_REGION": CREDENTIALS["region"],
         "AWS_ALLOW_HTTP": "true",
     }
+
+
+@pytest.mark.slow
+def test_a_column_is_added_to_a_table_in_a_bucket_and_lost_files_are_detected(endpoint: str) -> None:
+    options = delta_options(endpoint)
+    path = f"s3://{made_bucket(endpoint)}/table"
+    sink = DeltaSink(path, writer="tasks", partition_by=["region"], add_columns=True, storage_options=options)
+    written(sink, simple("a"), 0)
+    rows = simple("b", None)
+    rows = rows.append_column("day", pa.array([1, 2], pa.int64()))
+    plan = sink.plan_files(rows.schema)
+    assert plan is not None
+    with plan.open(0, RandomIds()) as files:
+        files.write(rows)
+        complete = files.complete()
+    lost = replace(complete[0], path=f"part-00000-{RandomIds().fresh()}.snappy.parquet")
+    assert plan.missing([*complete, lost]) == [lost.path]
+    sink.commit_files(plan, complete, attempt(1))
+    found = deltalake.DeltaTable(path, storage_options=options).to_pyarrow_table().to_pylist()
+    assert {(row["region"], row["day"]) for row in found} == {("a", None), ("b", 1), (None, 2)}
+
+
+@pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
+def test_tasks_write_the_files_of_a_table_in_a_bucket(
+    delta_session: SparkSession, endpoint: str, tmp_path: Path, dies_at: Phase
+) -> None:
+    bucket = made_bucket(endpoint)
+    spec = StorageSpec(f"s3://{bucket}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
+    options = delta_options(endpoint)
     sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options, writer="tasks")
     source = tmp_path / "source"
     for batch in range(3):
