@@ -21,6 +21,7 @@ from statestore.format.state_rows import encode_keys, encode_values
 from statestore.format.structure import Structure
 from statestore.maintenance import runs
 from statestore.maintenance.evolution import Evolve, parse_changes
+from statestore.maintenance.rewrites import RewritePlan
 from statestore.maintenance.switchover import Machine
 from statestore.root import Pending, Ready
 from statestore.storage import Storage
@@ -157,7 +158,11 @@ def by_key(table: pa.Table) -> list[Mapping[str, Any]]:
 
 def evolve(storage: Storage, wanted: Evolve, scratch: Path, *, clock: Clock | None = None) -> str:
     """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
-    plan = planned(storage, wanted, scratch)
+    return run(storage, planned(storage, wanted, scratch), scratch, clock=clock)
+
+
+def run(storage: Storage, plan: RewritePlan, scratch: Path, *, clock: Clock | None = None) -> str:
+    """Execute a plan. Return the id of the run."""
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,26 @@ def two_places(kind: str) -> Iterator[tuple[Path, Path]]:
                 place.mkdir()
             with _mounted("--bind", str(two), str(other)):
                 yield one, other
+
+
+@contextmanager
+def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
+    """A new folder in memory that has room for this many bytes. Skips the test if this machine cannot mount it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    with _mounted("-t", "tmpfs", "-o", f"size={size_bytes}", "none", str(place)):
+        yield place
+
+
+def fill(place: Path, *, left_bytes: int = 0) -> Path:
+    """Write a file that leaves only this much space on a file system, and return it."""
+    path = place / "all the space"
+    with path.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(64 * 1024))
+            file.flush()
+    os.truncate(path, path.stat().st_size - left_bytes)
+    return path
 
 
 def used_bytes(place: Path) -> int:
