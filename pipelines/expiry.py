@@ -32,8 +32,8 @@ class Expiry:
         ttl: Ttl,
         values: pa.Schema,
         stores: GroupStores,
-        key_groups_of: Callable[[int], range],
         *,
+        key_groups_of: Callable[[int], range],
         times: BatchTimes,
         most_rows: int,
     ) -> None:

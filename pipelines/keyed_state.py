@@ -40,6 +40,7 @@ class KeyedState:
         operator: StatefulOperator,
         key_columns: pa.Schema,
         stores: GroupStores,
+        *,
         key_groups_of: Callable[[int], range],
         times: BatchTimes,
     ) -> None:
@@ -62,7 +63,7 @@ class KeyedState:
                 ttl,
                 self._stored[name],
                 stores,
-                key_groups_of,
+                key_groups_of=key_groups_of,
                 times=times,
                 most_rows=operator.pieces.expired_rows,
             )

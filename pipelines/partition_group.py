@@ -60,7 +60,9 @@ class PartitionGroup:
         self._key_columns = operator.key_columns(row_columns)
         self._stores = GroupStores(stores)
         self._partitioning = partitioning
-        self._state = KeyedState(operator, self._key_columns, self._stores, partitioning.groups_of, times)
+        self._state = KeyedState(
+            operator, self._key_columns, self._stores, key_groups_of=partitioning.groups_of, times=times
+        )
         self._event_time = None if operator.event_time is None else EventTime(operator, times, inputs)
         self._batch = Batch.of(times)
         self._takes_batch = takes_batch(operator.update)
