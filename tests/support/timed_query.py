@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pipelines.assignments import Assignments
@@ -61,14 +61,16 @@ class TimedQuery:
         self.late_watermark_ms = 0
         self.reports: list[PartitionReport] = []
         self.limits = StoreLimits()
+        self._task: Task | None = None
 
-    def batch(self, rows: list[tuple[int, int, float]] = [], now: float = 0) -> list[dict[str, Any]]:  # noqa: B006
-        """Process rows (key, value, minutes of the event time) at a time in minutes. Return the output."""
-        groups = np.array([key % GROUPS for key, _, _ in rows], np.int32)
-        keys, values, moments = ([row[place] for row in rows] for place in range(3))
-        columns = {"key": keys, "value": values, "at": [at(moment) for moment in moments]}
-        table = pa.table(columns, schema=ROWS).append_column(GROUP_COLUMN, pa.array(groups, pa.int32()))
-        table = table.take(np.lexsort((np.array(moments), np.array(keys), groups))) if rows else table
+    def batch(self, rows: pa.Table | Sequence[tuple[int, int, float]] = (), now: float = 0) -> list[dict[str, Any]]:
+        """Process rows at a time in minutes: a table, or keys, values and minutes of the event time. Return the output."""
+        if not isinstance(rows, pa.Table):
+            keys, values, moments = ([row[place] for row in rows] for place in range(3))
+            rows = pa.table({"key": keys, "value": values, "at": [at(moment) for moment in moments]}, schema=ROWS)
+        groups = pa.array(rows["key"].to_numpy() % GROUPS, pa.int32())
+        table = rows.append_column(GROUP_COLUMN, groups)
+        table = table.sort_by([(name, "ascending") for name in (GROUP_COLUMN, "key", "at")])
         times = BatchTimes(
             batch=self.number,
             time_ms=int(at(now).timestamp() * 1000),
@@ -91,7 +93,9 @@ class TimedQuery:
             sweep=SweepLimits(),
             output=TaskOutputs(rows=self.operator.outputs, reporter=self),
         )
-        found = pa.Table.from_batches(list(Task(plan, 0, Worker.of(plan)).run(iter(table.to_batches(max_chunksize=3)))))
+        self._task = Task(plan, 0, Worker.of(plan))
+        size = 3 if table.num_rows < 1000 else None
+        found = pa.Table.from_batches(list(self._task.run(iter(table.to_batches(max_chunksize=size)))))
         self.late_watermark_ms = self.watermark_ms
         self.watermark_ms = self.event_clock.next_watermark_ms(times, self.reports)
         self.number += 1
@@ -100,6 +104,11 @@ class TimedQuery:
         }
         rows_out = [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
         return [{name: row[name] for name in self.operator.output.names} for row in rows_out]
+
+    def advance_local_copies(self) -> None:
+        """Do what a host does after a batch."""
+        assert self._task is not None
+        self._task.maintain_host()
 
     def add(self, report: Reported) -> None:
         """Receive the report of the task. Raises the error of a task that failed."""
