@@ -17,17 +17,20 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from pipelines.operator import INPUT_COLUMN, StatefulOperator
+from pipelines.session import require_classic
 from statestore.errors import SchemaMismatch, UnsupportedEnvironment
 
 
 def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | None) -> Sequence[DataFrame]:
-    """Return the streaming DataFrames that `start` got. Raises `UnsupportedEnvironment`."""
+    """Return the streaming DataFrames that `start` got. Raises `UnsupportedEnvironment`, also for Spark Connect."""
     streams = [one for one in (stream, *(inputs or {}).values()) if one is not None]
     if not streams or (stream is not None and inputs is not None):
         raise UnsupportedEnvironment(
             "the query has both a stream and `inputs`" if streams else "the query has no input",
             hint='give one streaming DataFrame, or several: inputs={"orders": ..., "payments": ...}',
         )
+    for one in streams:
+        require_classic(one.sparkSession)
     if not all(one.isStreaming for one in streams):
         raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read the input with spark.readStream")
     return streams

@@ -21,7 +21,6 @@ from pipelines.inputs import columns_of_all, given_streams, rows_of_all
 from pipelines.operator import StatefulOperator
 from pipelines.outputs import require_sinks
 from pipelines.progress import BatchReport, Observer, Phase
-from pipelines.session import require_classic
 from pipelines.sinks import DeltaSink, NoSink, Sink
 from pipelines.snapshot_watch import SnapshotWatch
 from pipelines.spark_errors import is_active
@@ -157,7 +156,6 @@ def start(
     """
     streams = given_streams(stream, inputs)
     session = streams[0].sparkSession
-    require_classic(session)
     layout = preflight.log_layout(log, structure)
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
     schema = streams[0].schema
