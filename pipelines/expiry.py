@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from pipelines.due_index import END_US, FIRST_US, NEVER, DueIndex, Times, times_of, timestamps
 from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.stored import expiries
 from pipelines.times import TimeKind, Ttl
 from statestore.batch_times import BatchTimes
 from statestore.errors import WrongResult
 from statestore.format.state_rows import decode_values
+from statestore.timed_stores import expiries
 
 _AT_ONCE = 10_000
 

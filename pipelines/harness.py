@@ -23,7 +23,7 @@ from pipelines.initial_rows import InitialColumns
 from pipelines.operator import TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked
-from pipelines.stored import TIMER_VALUES, TIMERS, StoredStore, stored
+from pipelines.stored import TIMER_VALUES, StoredStore, stored
 from pipelines.task import Task, TaskPlan, Worker, store_address
 from pipelines.task_outputs import TaskOutputs
 from pipelines.times import Batch
@@ -38,6 +38,7 @@ from statestore.loading.open_copies import OpenCopies
 from statestore.storage import StorageSpec, open_storage
 from statestore.store import StateStore
 from statestore.store_limits import StoreLimits
+from statestore.timed_stores import TIMERS
 
 _ROOT_ID = "harness"
 _START_MS = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1000)

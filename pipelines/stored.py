@@ -19,17 +19,9 @@ from statestore.binding import StoreSchema
 from statestore.errors import SchemaMismatch
 from statestore.format import due_keys, state_rows
 from statestore.format.types import check_supported, spark_schema_json
+from statestore.timed_stores import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE, expiries
 
-TIMERS = "timers"
-TIMERS_DUE = "timers_due"
-EXPIRES_AT = "expires_at"
-FIRES_AT = "fires_at"
 TIMER_VALUES = pa.schema([pa.field(FIRES_AT, TIMESTAMP, nullable=False)])
-
-
-def expiries(store: str) -> str:
-    """Return the name of the index of a store's expiries."""
-    return f"{store}_expiries"
 
 
 @dataclass(frozen=True)

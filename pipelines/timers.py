@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from pipelines.due_index import NEVER, DueIndex, Times, times_of, timestamps
 from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.stored import TIMER_VALUES, TIMERS, TIMERS_DUE
+from pipelines.stored import TIMER_VALUES
 from statestore.format.state_rows import decode_values, encode_values
+from statestore.timed_stores import TIMERS, TIMERS_DUE
 
 
 class Timers:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
@@ -147,6 +148,19 @@ def test_spark_and_the_command_line_read_timers_and_expiries(delta_session: Spar
         if verb[0] == "dump":
             assert "due_at" in result.output
             assert "2026-01-01T00:15:00.000Z" in result.output
+    # The job would not find the timers and expiries of rows that others write.
+    pq.write_table(pa.table({"key": [1], "expires_at": [at(0)], "rows": [5]}), tmp_path / "rows.parquet")
+    (tmp_path / "drop.json").write_text(json.dumps({"stores": {"default": {"drop": ["expires_at"]}}}))
+    for command, said in (
+        (
+            ["edit", "--operator", "0", "--upsert", f"{tmp_path}/rows.parquet"],
+            "have times, which store default_expiries",
+        ),
+        (["evolve", "--schema", f"{tmp_path}/drop.json"], "its times belong to the timers or the TTL"),
+    ):
+        result = CliRunner().invoke(main, [command[0], str(stream.root), *command[1:]])
+        assert result.exit_code != 0
+        assert said in " ".join(result.output.split())
 
 
 def minutes(*values: Any) -> tuple[Any, ...]:

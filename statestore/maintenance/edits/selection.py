@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from statestore import catalog
+from statestore.binding import stores_at
 from statestore.contents import Contents, Layout, layout
 from statestore.errors import RefusedAsUnsafe, SchemaMismatch
 from statestore.format.families import Family
@@ -30,6 +31,7 @@ from statestore.maintenance.edits import own_rows
 from statestore.maintenance.edits.goal import Edit
 from statestore.maintenance.given_values import typed_columns, typed_texts
 from statestore.origin import Origin
+from statestore.timed_stores import index_of
 
 Rules = Mapping[tuple[str, str | None], PartitionRule]
 """How the rows of an operator are partitioned, by store and family."""
@@ -171,11 +173,25 @@ def _wanted(edit: Edit, schema: pa.Schema) -> tuple[Wanted, ...]:
     )
 
 
+def _require_no_times(contents: Contents, edit: Edit) -> None:
+    bound = stores_at(contents.storage, contents.batch)
+    index = index_of(bound, bound[edit.operator].name)
+    if index is not None:
+        raise RefusedAsUnsafe(
+            f"the rows of store {bound[edit.operator].name} have times, which store {index} must contain, too: an upsert "
+            "would leave timers or expiries that the job does not find; nothing was changed",
+            path=f"state/{edit.operator}",
+            hint="only --delete and --delete-keys work on this store. To change rows, let the job do it",
+        )
+
+
 def _upserts(
     contents: Contents, edit: Edit, family: Family, stores: Sequence[StorePath], hidden: int
 ) -> Mapping[StorePath, Mapping[bytes, bytes]]:
     if edit.upserts is None:
         return {}
+    if contents.origin is Origin.OWN:
+        _require_no_times(contents, edit)
     key = _visible(family.key, hidden)
     schema = _row_schema(key, family.value)
     rows = typed_columns(edit.upserts, schema, "the state")

@@ -5,7 +5,7 @@
 `rewrites` plans and executes them. Key columns do not change, because each row is in the partition of its key.
 """
 
-from statestore.maintenance.evolution.columns import Evolution, NewColumn, evolution_of
+from statestore.maintenance.evolution.columns import Evolution, NewColumn, evolution_of, require_untimed
 from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
 from statestore.maintenance.evolution.rows import EvolvedRows
 from statestore.maintenance.evolution.schema_file import parse_changes, read_schema_file
@@ -21,4 +21,5 @@ __all__ = [
     "evolution_of",
     "parse_changes",
     "read_schema_file",
+    "require_untimed",
 ]

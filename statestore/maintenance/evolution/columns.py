@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from statestore.journal_parts import SchemaChange
 from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
 from statestore.maintenance.evolution.widening import is_wider, wider_types
 from statestore.maintenance.given_values import typed_texts
+from statestore.timed_stores import EXPIRES_AT, TIMERS_DUE, index_of
 
 _NOTHING = "nothing was changed"
 _SQL_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long", "real": "float"}
@@ -101,6 +102,18 @@ def _require_known(store: str, before: pa.Schema, keys: list[str], changes: Colu
     for name in changes.drop:
         if name in changes.widen or name in changes.rename:
             raise _wrong(store, f"column {name} is dropped and also changed", "remove one of the two entries")
+
+
+def require_untimed(stores: Sequence[StoreSchema], name: str, changes: ColumnChanges) -> None:
+    """Raise `SchemaMismatch` for a change of a time that the job writes itself: a timer, an expiry, or an index of them."""
+    index = index_of(stores, name)
+    named = {*changes.drop, *changes.widen, *changes.rename}
+    if index is not None and (index in (name, TIMERS_DUE) or EXPIRES_AT in named):
+        raise _wrong(
+            name,
+            "its times belong to the timers or the TTL of the operator",
+            "change only columns that the operator declares",
+        )
 
 
 def _kept(store: str, field: pa.Field, changes: ColumnChanges) -> pa.Field:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from statestore.errors import SchemaMismatch
 from statestore.format.names import DEFAULT_STORE, StorePath
 from statestore.format.structure import Structure
-from statestore.maintenance.evolution import Evolution, Evolve, EvolvedRows, evolution_of
+from statestore.maintenance.evolution import Evolution, Evolve, EvolvedRows, evolution_of, require_untimed
 from statestore.maintenance.rewrites.plans import RewriteFacts, StoreGroup
 from statestore.maintenance.switchover import SwitchoverFacts
 from statestore.origin import Origin
@@ -29,6 +29,8 @@ def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, Evolution]:
                 f"the root has no store {name}; it has: {', '.join(stores)}; nothing was changed",
                 hint="an operator with one store calls it default; to see the stores, run: statekeeper inspect ROOT",
             )
+    for name, changes in goal.stores.items():
+        require_untimed(facts.schemas, name, changes)
     return {name: evolution_of(stores[name], changes) for name, changes in goal.stores.items() if stores}
 
 
