@@ -20,6 +20,7 @@ QUESTIONS: Mapping[str, str] = {
     "batch_requests": "How many requests does a batch send?",
     "cold_host": "How long is the start of a host without local state?",
     "early_upload": "How long is a commit with many changes?",
+    "timed_rows": "How fast are windows, timers and a TTL?",
     "expiry_cost": "What do timers and expiring state cost?",
     "tail_latency": "How much do slow requests delay a batch?",
     "snapshot_cost": "How long do a snapshot and a load take?",

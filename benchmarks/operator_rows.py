@@ -30,7 +30,7 @@ PYTHON_PEERS: Mapping[str, spark_peers.Peer] = {
     "applyInPandasWithState": spark_peers.apply_in_pandas_with_state,
     "transformWithStateInPandas": spark_peers.transform_with_state_in_pandas,
 }
-_COMMON = {
+COMMON = {
     "spark.sql.shuffle.partitions": str(PARTITIONS),
     # Waiting queries must not slow down the running one.
     "spark.sql.streaming.pollingDelay": "1s",
@@ -42,10 +42,10 @@ _OURS_ONLY = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.streami
 
 def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark. `options.large` also runs the best of Spark's Python operators with 100,000 keys per batch."""
-    python_peers = {name: _of_spark(peer) for name, peer in PYTHON_PEERS.items()}
-    session = spark_session("benchmark", master="local[2]", conf=_COMMON)
+    python_peers = {name: of_spark(peer) for name, peer in PYTHON_PEERS.items()}
+    session = spark_session("benchmark", master="local[2]", conf=COMMON)
     try:
-        of_jvm = {NATIVE: _of_spark(spark_peers.native_aggregation)}
+        of_jvm = {NATIVE: of_spark(spark_peers.native_aggregation)}
         native = compared(session, _with_floor(of_jvm), Course(keys=100_000, rounds=options.rounds))
         tables = [_table(native, Course(keys=100_000, rounds=options.rounds), {NATIVE: 2.0})]
         course = Course(keys=10_000, rounds=options.rounds)
@@ -75,11 +75,13 @@ def _floor(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQue
     return spark_peers.start_floor(rows, folder, PARTITIONS)
 
 
-def _of_spark(peer: spark_peers.Peer) -> Start:
+def of_spark(peer: spark_peers.Peer, mode: str = "update") -> Start:
+    """Return the start of a query with one of Spark's operators, in an output mode."""
+
     def start(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
         for conf in _OURS_ONLY:
             session.conf.unset(conf)
-        return spark_peers.start_peer(peer, rows, folder)
+        return spark_peers.start_peer(peer, rows, folder, mode)
 
     return start
 

@@ -61,10 +61,11 @@ def start_ours(
     log: LogLayout = LogLayout.STORES,
     key_groups: int = 128,
     tasks: int | None = None,
+    operator: StatefulOperator = OPERATOR,
 ) -> StreamingQuery:
     """Start a query with the operator of `pipelines`."""
     query = start(
-        OPERATOR,
+        operator,
         rows,
         root=str(folder / "state"),
         checkpoint=str(folder / "checkpoint"),
@@ -96,12 +97,12 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"rows": [sum(batch.num_rows for batch in batches)]})
 
 
-def start_peer(peer: Peer, rows: DataFrame, folder: Path) -> StreamingQuery:
+def start_peer(peer: Peer, rows: DataFrame, folder: Path, mode: str = "update") -> StreamingQuery:
     """Start a query with one of Spark's operators. Its output is discarded."""
     return (
         peer(rows)
         .writeStream.format("noop")
-        .outputMode("update")
+        .outputMode(mode)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .start()

@@ -17,29 +17,29 @@ from pyspark.sql import SparkSession
 from pipelines import Batch, DeltaSink, Frames, StatefulOperator, StatefulQuery, Ttl, Update, spark_session, start
 
 # --8<-- [start:operator]
-OUTPUT = pa.schema(
-    [("sensor", pa.string()), ("silent_since", pa.timestamp("us", tz="UTC")), ("last_value", pa.float64())]
-)
+INSTANT = pa.timestamp("us", tz="UTC")
+OUTPUT = pa.schema([("sensor", pa.string()), ("silent_since", INSTANT), ("last_value", pa.float64())])
+STATE = pa.schema([("last_at", INSTANT), ("last_value", pa.float64())])
 NOTHING = OUTPUT.empty_table()
 
 
 def update(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
-    """Keep the newest value of each sensor, and set its timer to one hour after its newest reading."""
-    newest = rows.drop_duplicates("sensor", keep="last")
-    timers = newest[["sensor"]].assign(at=newest["at"] + timedelta(hours=1))
-    return Update(NOTHING, state=newest.rename(columns={"value": "last_value"}), timers=timers)
+    """Keep the newest reading of each sensor, and set its timer to one hour later."""
+    readings = pd.concat([state, rows.rename(columns={"at": "last_at", "value": "last_value"})])
+    newest = readings.sort_values("last_at").drop_duplicates("sensor", keep="last")
+    timers = newest[["sensor"]].assign(at=newest["last_at"] + timedelta(hours=1))
+    return Update(NOTHING, state=newest, timers=timers)
 
 
 def on_timer(keys: pd.DataFrame, state: pd.DataFrame, batch: Batch) -> Update:
     """Report the sensors whose timer is due."""
-    silent = keys.merge(state, on="sensor")
-    return Update(silent.assign(silent_since=silent["at"] - timedelta(hours=1)))
+    return Update(state.rename(columns={"last_at": "silent_since"}))
 
 
 OPERATOR = StatefulOperator(
     keys=["sensor"],
     order_by=["at"],
-    state=pa.schema([("last_value", pa.float64())]),
+    state=STATE,
     output=OUTPUT,
     update=update,
     frames=Frames.PANDAS,
@@ -47,7 +47,7 @@ OPERATOR = StatefulOperator(
     allowed_lateness="10m",
     timers="event",
     on_timer=on_timer,
-    ttl=Ttl("30d", by="event"),
+    ttl=Ttl("30d", by="event", column="last_at"),
 )
 # --8<-- [end:operator]
 

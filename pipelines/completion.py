@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
@@ -37,19 +38,20 @@ def complete(
     if not missing:
         return pending, ()
     _require_columns(pending, outputs.columns, missing)
-    again = []
-    for name in missing:
-        files = _recorded_files(pending, name)
-        if files is None:
-            again.append(name)
-        else:
-            outputs.commit_recorded(name, files, attempt)
-    if again:
-        _require_repeatable(root, pending, again)
-        with compute_again(*outputs.plan_only(again), frozenset(again)) as computed:
+    recorded = {name: _recorded_files(pending, name) for name in missing}
+    files = {name: of_output for name, of_output in recorded.items() if of_output is not None}
+    again = [name for name in missing if name not in files]
+    # All checks come before the first write.
+    plans = {name: outputs.plan_recorded(name, of_output, attempt) for name, of_output in files.items()}
+    with contextlib.ExitStack() as stack:
+        if again:
+            _require_repeatable(root, pending, again)
+            computed = stack.enter_context(compute_again(*outputs.plan_only(again), frozenset(again)))
             _require_same_rows(pending, computed, again)
-            for name in again:
-                outputs.write_one(name, computed, attempt)
+        for name, plan in plans.items():
+            outputs.commit_recorded(name, plan, files[name], attempt)
+        for name in again:
+            outputs.write_one(name, computed, attempt)
     outputs.require_complete(attempt)
     names = ", ".join(missing)
     return pending, (

@@ -30,7 +30,7 @@ from pipelines.materialised import Materialised
 from pipelines.metrics import MetricsWindow
 from pipelines.operator import StatefulOperator
 from pipelines.operator_job import run_to_files
-from pipelines.outputs import Computed, Files, Held, Outputs
+from pipelines.outputs import Computed, Files, Held, Outputs, columns_of_outputs
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.report_channel import ReportChannel
@@ -94,7 +94,7 @@ class BatchDriver:
         self._storage = open_storage(root, clock=clock, ids=ids)
         self._checkpoint = checkpoint
         sinks = sink if isinstance(sink, Mapping) else dict.fromkeys(operator.outputs, sink)
-        self._outputs = Outputs(operator.outputs, sinks)
+        self._outputs = Outputs(columns_of_outputs(operator, row_columns, sinks), sinks)
         self._host = host
         self._partitions = partitions
         self._key_groups = key_groups

@@ -78,10 +78,10 @@ class DueIndex:
         if len(known):
             self._stores.delete(self._name, _entries(keys.take(known), held[known]))
 
-    def due(self, partition: int, now_us: int, at_once: int) -> Iterator[Due]:
-        """Iterate over the entries up to `now_us` in portions. Settle each portion before the next."""
+    def due(self, partition: int, now_us: int, at_once: int, most: int | None = None) -> Iterator[Due]:
+        """Iterate over the entries up to `now_us` in portions, at most over `most`. Settle each portion before the next."""
         ranges = [due_range(group, now_us // 1000) for group in self._key_groups_of(partition)]
-        found = self._stores.scan(self._name, partition, ranges)
+        found = itertools.islice(self._stores.scan(self._name, partition, ranges), most)
         while portion := [key for key, _ in itertools.islice(found, at_once)]:
             entries = pa.array(portion, pa.large_binary())
             keys = pc.unique(keys_of(entries))

@@ -23,7 +23,7 @@ class Expiry:
     """The rows of one store that expire.
 
     values       the stored columns; the first is the expiry
-    most_rows    the most rows that the batch deletes from each partition
+    most_rows    the most entries of the index that the batch examines in each partition
     """
 
     def __init__(
@@ -96,16 +96,12 @@ class Expiry:
         """Delete expired rows of a partition, in portions."""
         if not self._is_running:
             return
-        left = self._most_rows
-        for due in self._index.due(partition, self._now_us, min(_AT_ONCE, left)):
+        for due in self._index.due(partition, self._now_us, _AT_ONCE, self._most_rows):
             held = self._held(due.keys)
             self._index.settle(due, held, self._now_us)
             expired = due.keys.take(np.flatnonzero(held <= self._now_us))
             self._stores.delete(self._store, expired)
             self.deleted[partition] += len(expired)
-            left -= len(expired)
-            if left <= 0:
-                return
 
     def _held(self, keys: PlacedKeys) -> Times:
         values = self._stores.get(self._store, keys)

@@ -19,8 +19,8 @@ from pipelines import preflight
 from pipelines.assignments import Assignments
 from pipelines.event_time import EventClock
 from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
-from pipelines.initial_rows import InitialColumns
-from pipelines.operator import TIMER_COLUMN, StatefulOperator
+from pipelines.initial_rows import InitialColumns, require_start_of_ttl
+from pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked
 from pipelines.stored import TIMER_VALUES, StoredStore, stored
@@ -55,14 +55,14 @@ class Result:
                mapping: name -> table. With a TTL, the column `expires_at` is before the value columns. State that expires
                by the time of the next batch is still in it
     timers     key columns and the time `at` of all timers that are set after the batch, sorted by key
-    late_rows  rows that were dropped because they were late
+    late       the late rows, with the columns of the stream
     """
 
     batch: Batch
     output: pa.Table | Mapping[str, pa.Table]
     state: pa.Table | Mapping[str, pa.Table]
     timers: pa.Table
-    late_rows: int
+    late: pa.Table
 
 
 class OperatorHarness:
@@ -98,6 +98,7 @@ class OperatorHarness:
         self._partitioning = Partitioning(partitions, key_groups, tasks=1)
         self._stream = None if columns is None else GivenStream(operator, columns)
         self._initial = None if initial is None else self._by_store(initial)
+        require_start_of_ttl(operator, self._initial or ())
         self._event_clock = EventClock(operator, self._stream.inputs if self._stream else ())
         self._next = BatchTimes(batch=0, time_ms=_START_MS)
         self._stored = stored(operator)
@@ -143,13 +144,14 @@ class OperatorHarness:
             watermark_ms=watermark_ms,
             late_watermark_ms=times.watermark_ms,
         )
-        outputs = {name: plan.output.rows_in(returned, name) for name in self._operator.outputs}
+        outputs = {name: plan.output.rows_in(returned, name) for name in plan.output.rows}
+        late = outputs.pop(LATE_OUTPUT, stream.columns.empty_table())
         return Result(
             batch=Batch.of(times),
             output=next(iter(outputs.values())) if self._operator.has_one_output else outputs,
             state=self._state(plan),
             timers=self._timers(plan),
-            late_rows=sum(partition.times.late_rows for partition in report.partitions),
+            late=late,
         )
 
     def close(self) -> None:
@@ -181,6 +183,7 @@ class OperatorHarness:
         return replace(self._next, time_ms=int(at.timestamp() * 1000))
 
     def _plan(self, stream: GivenStream, reports: _Reports, times: BatchTimes) -> TaskPlan:
+        late = {} if self._operator.event_time is None else {LATE_OUTPUT: stream.columns}
         return TaskPlan(
             root=self._root,
             root_id=_ROOT_ID,
@@ -197,7 +200,7 @@ class OperatorHarness:
             initial=InitialColumns(tuple(self._initial)) if self._initial is not None and times.batch == 0 else None,
             limits=StoreLimits(),
             sweep=SweepLimits(),
-            output=TaskOutputs(rows=self._operator.outputs, reporter=reports),
+            output=TaskOutputs(rows={**self._operator.outputs, **late}, reporter=reports),
         )
 
     def _state(self, plan: TaskPlan) -> pa.Table | Mapping[str, pa.Table]:

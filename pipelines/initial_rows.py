@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,24 @@ from pipelines.group_stores import PlacedKeys
 from pipelines.keyed_state import KeyedState
 from pipelines.operator import StatefulOperator
 from pipelines.results import null_in
+from pipelines.times import TimeKind
 from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import WrongInitial
+from statestore.errors import SchemaMismatch, WrongInitial
 from statestore.format.state_rows import encode_keys, encode_values
 
 INPUT = -1
 """The kind of an input row. The kind of an initial row is the number of its store."""
+
+
+def require_start_of_ttl(operator: StatefulOperator, stores: Container[str]) -> None:
+    """Raise `SchemaMismatch` for initial rows of a store whose TTL counts from an event time that they do not have."""
+    for name, ttl in operator.ttls.items():
+        if name in stores and ttl.kind is TimeKind.EVENT and ttl.column is None:
+            raise SchemaMismatch(
+                f"initial has rows of store {name!r}, whose TTL counts from the event time of the last write; these rows "
+                "have no event time, and the query was not started",
+                hint="let the TTL count from a column of the state: Ttl(..., column=...)",
+            )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ class Frames(Enum):
 INPUT_COLUMN = "input"
 """The column of the rows with the name of their input, if the query has several inputs."""
 
+LATE_OUTPUT = "late"
+"""The name of the output that has the late rows, if the query has a sink for them."""
+
 TIMER_COLUMN = "at"
 """The column of a table of timers that has the time."""
 
@@ -41,12 +44,15 @@ TIMER_COLUMN = "at"
 class Update:
     """Result of an update function.
 
-    output    one table with the columns of the output schema; any number of rows. With several named outputs a mapping with
+    output    one table with the columns of the output schema, also without rows. With several named outputs a mapping with
               all names: name of the output -> table, or None for no rows
     state     key columns and value columns of the keys with new state; each key at most once
     deleted   key columns of the keys whose state is deleted
     timers    key columns and the column `at` of the keys with a new timer, a timestamp; null deletes the timer of the key.
-              A key has one timer, and the newest one replaces it. Keys that are not in the table keep theirs
+              A key has at most one timer, and a new time replaces it. A key that is not in the table keeps its timer. In
+              `on_timer`, the timer has fired, and a key that is not in the table has none
+
+    All keys must be keys that the call got. A key can have new state or be deleted, not both.
 
     With several named stores, `state` and `deleted` are mappings: name of the store -> table.
     """
@@ -58,14 +64,18 @@ class Update:
 
 
 UpdateFunction = Callable[..., Update]
-"""`update(rows, state) -> Update` or `update(rows, state, batch) -> Update`. `rows`: all rows of the batch for some whole
-keys, sorted by key, then by the order columns. `state`: key and value columns of these keys, without keys that have no
-state (a mapping by name with several stores). `batch`: a `Batch` with the times of the batch. The function must be
-deterministic: another attempt of the batch must compute the same result."""
+"""`update(rows, state) -> Update` or `update(rows, state, batch) -> Update`.
+
+rows    all rows of the batch of one or more keys. The rows of a key are adjacent and sorted by the order columns. The order
+        of the keys is not defined
+state   key and value columns of these keys, without keys that have no state; a mapping by name with several stores
+batch   a `Batch` with the times of the batch
+
+The function must be deterministic: another attempt of the batch must compute the same result."""
 
 TimerFunction = Callable[..., Update]
-"""`on_timer(keys, state, batch) -> Update`. `keys`: the key columns and the time `at` of timers that are due, sorted by
-key. `state`: their state, as for an update function. A timer fires once: it is deleted, unless the function returns a new
+"""`on_timer(keys, state, batch) -> Update`. `keys`: the key columns and the time `at` of timers that are due, in no defined
+order. `state`: their state, as for an update function. A timer fires once: it is deleted, unless the function returns a new
 one. Each key gets its rows before its timer. The state and output of both are committed together."""
 
 
@@ -73,10 +83,13 @@ one. Each key gets its rows before its timer. The state and output of both are c
 class Pieces:
     """Limits the rows of one call of the update function. A call holds whole keys, unless `split_hot_keys` is set.
 
-    A key is hot if a batch has more than `hot_key_rows` rows or `hot_key_bytes` of it. `split_hot_keys` passes its rows in
-    several calls, in order; each call gets the state of the previous one. Otherwise the batch fails with `HotKey`.
+    A larger single key is still one call. `rows` also limits the keys of a call of `on_timer`.
 
-    A batch deletes at most `expired_rows` expired rows of each partition and store. The next batches delete the others.
+    A key is hot if a batch has more than `hot_key_rows` rows or `hot_key_bytes` bytes of this key. `split_hot_keys` passes
+    its rows in several calls, in order; each call gets the state of the previous one. Otherwise the batch fails with
+    `HotKey`.
+
+    A batch deletes at most `expired_rows` expired rows of each partition and store. Later batches delete the others.
     """
 
     rows: int = 65_536
@@ -98,11 +111,12 @@ class StatefulOperator:
     update     see `UpdateFunction`
 
     event_time         the column of the rows with their event time, a timestamp without nulls. It gives the watermark
-    allowed_lateness   how much later than later rows a row may arrive, such as "10m". The watermark of a batch is the
-                       latest event time of earlier batches less this, and never falls. With several inputs, it is
-                       that of the input that is furthest behind. Rows up to the watermark of the previous batch are
+    allowed_lateness   how far the event time of a row may be behind the latest event time, such as "10m". The watermark of
+                       a batch is the latest event time of earlier batches less this, and never falls. With several inputs,
+                       it is that of the input that is furthest behind. Rows up to the watermark of the previous batch are
                        late: they are dropped and counted, as Spark does (SPARK-40925)
-    late_by            the column that tells if a row is late, if it is not the event time: the end of the window of a row
+    late_by            the column that is compared with the watermark, a timestamp or a window of Spark, whose end counts.
+                       The default is `event_time`. A row with null in this column is not late
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers
     on_timer           called for the timers that are due, see `TimerFunction`

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from pipelines.data_files import DataFile, NoFiles, OutputFiles
 from pipelines.materialised import Materialised
-from pipelines.operator import StatefulOperator
+from pipelines.operator import LATE_OUTPUT, StatefulOperator
 from pipelines.reports import PartitionReport, TaskReport
 from pipelines.sinks import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
 from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition
@@ -186,8 +186,8 @@ class Outputs:
         plan, files = computed.plans[name], computed.files(name)
         return _held_after(lambda: sink.commit_files(plan, files, attempt), sink, attempt)
 
-    def commit_recorded(self, name: str, files: Sequence[DataFile], attempt: Attempt) -> str:
-        """Commit data files of the record of an attempt, and return the attempt that the sink holds afterwards."""
+    def plan_recorded(self, name: str, files: Sequence[DataFile], attempt: Attempt) -> OutputFiles:
+        """Return the place of data files in the record of an attempt. Raises `SinkConflict` if they cannot be committed."""
         sink = self._sinks[name]
         plan = sink.plan_files(self.columns[name]) if isinstance(sink, FileSink) else None
         if not isinstance(sink, FileSink) or plan is None:
@@ -205,6 +205,12 @@ class Outputs:
                 f"the job once with NoSink for output {name!r} until it commits batch {attempt.batch}, then with "
                 f"DeltaSink(..., continue_at_batch={attempt.batch + 1})",
             )
+        return plan
+
+    def commit_recorded(self, name: str, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> str:
+        """Commit data files of the record of an attempt, and return the attempt that the sink holds afterwards."""
+        sink = self._sinks[name]
+        assert isinstance(sink, FileSink)
         return _held_after(lambda: sink.commit_files(plan, files, attempt), sink, attempt)
 
     def require_complete(self, attempt: Attempt) -> None:
@@ -231,11 +237,37 @@ class Outputs:
         return Held(next(iter(attempts.values()), None), missing)
 
 
+def columns_of_outputs(
+    operator: StatefulOperator, row_columns: pa.Schema, sinks: Mapping[str, Sink]
+) -> Mapping[str, pa.Schema]:
+    """Return output -> its columns, also for the late rows if there is a sink for them."""
+    late = {LATE_OUTPUT: row_columns} if LATE_OUTPUT in sinks else {}
+    return {**operator.outputs, **late}
+
+
 def require_sinks(
-    operator: StatefulOperator, sink: Sink | Mapping[str, Sink], structure: Structure
+    operator: StatefulOperator, sink: Sink | Mapping[str, Sink], structure: Structure, late: Sink | None = None
 ) -> Mapping[str, Sink]:
     """Return output -> its sink. Raises `SchemaMismatch` unless the sinks have the names of the outputs, `UnsafeSink` for a
     sink that cannot be one of several, `UnsupportedEnvironment` in structure V1."""
+    sinks = dict(_sinks_of(operator, sink))
+    if late is not None:
+        if operator.event_time is None:
+            raise SchemaMismatch(
+                "there is a sink `late`, but no row is late", hint="declare the operator's `event_time`"
+            )
+        if LATE_OUTPUT in sinks:
+            raise SchemaMismatch(
+                f"the operator has an output {LATE_OUTPUT!r}, the name of the output with the late rows",
+                hint="rename the output of the operator",
+            )
+        sinks[LATE_OUTPUT] = late
+    if len(sinks) > 1:
+        _require_agreeing(sinks, structure)
+    return sinks
+
+
+def _sinks_of(operator: StatefulOperator, sink: Sink | Mapping[str, Sink]) -> Mapping[str, Sink]:
     if operator.has_one_output:
         if isinstance(sink, Mapping):
             raise SchemaMismatch(
@@ -250,21 +282,24 @@ def require_sinks(
             f"{given}, but the operator has the outputs {names}",
             hint="use a mapping with one sink for each output, or NoSink() to drop an output",
         )
-    for name, of_output in sink.items():
+    return sink
+
+
+def _require_agreeing(sinks: Mapping[str, Sink], structure: Structure) -> None:
+    for name, of_output in sinks.items():
         if not of_output.supports_exactly_once and not isinstance(of_output, NoSink):
             raise UnsafeSink(
                 f"the sink of output {name!r} cannot report its batches: after a crash, it could hold another attempt of a "
                 "batch than the other sinks",
                 hint="use a DeltaSink. Or run the function of AtLeastOnceSink in a stream that reads the table",
             )
-    through_spark = [name for name, one in sink.items() if not (isinstance(one, FileSink) and one.takes_files)]
+    through_spark = [name for name, one in sinks.items() if not (isinstance(one, FileSink) and one.takes_files)]
     if structure is Structure.V1 and len(through_spark) > 1:
         raise UnsupportedEnvironment(
             f"the outputs {sorted(through_spark)} go through Spark in structure V1: after a crash one of them could not be "
             "completed",
             hint='use structure V2, or DeltaSink(..., writer="tasks") for all outputs but one',
         )
-    return sink
 
 
 def _held_after(write: Callable[[], None], sink: Sink, attempt: Attempt) -> str:

@@ -20,13 +20,13 @@ from pipelines.frames import to_pandas
 from pipelines.group_stores import GroupStores, Numbers, PlacedKeys, Stores, partition_runs
 from pipelines.initial_rows import INPUT, InitialRows
 from pipelines.keyed_state import KeyedState
-from pipelines.operator import TIMER_COLUMN, Frames, StatefulOperator, Update
+from pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, Frames, StatefulOperator, Update
 from pipelines.partitioning import GROUP_COLUMN, Partitioning
 from pipelines.reports import TimeCounts
 from pipelines.results import as_outputs
 from pipelines.task_outputs import Tables
 from pipelines.times import Batch
-from pipelines.whole_keys import Piece, whole_keys
+from pipelines.whole_keys import Piece, WholeKeys
 from statestore.batch_times import BatchTimes
 from statestore.errors import WrongResult
 from statestore.format.state_rows import decode_keys, encode_keys
@@ -96,15 +96,23 @@ class PartitionGroup:
         yield from self._finish_until(None)
 
     def _process_input(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
-        tables = (self._on_time(self._named(batch)) for batch in batches)
-        for piece in whole_keys(
-            tables, self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys)
-        ):
-            partitions = self._partitions(piece.rows)
-            yield from self._finish_until(int(partitions[0]))
-            for partition, part in partition_runs(partitions):
-                self.rows_in[partition] += part.stop - part.start
-            yield self._process(piece)
+        whole_keys = WholeKeys(self._encode_keys, self._operator.pieces, key_columns=list(self._operator.keys))
+        for batch in batches:
+            rows = self._named(batch)
+            late = None if self._event_time is None else self._event_time.late(rows)
+            if late is not None:
+                yield {LATE_OUTPUT: self._counted(rows.filter(late))}
+                rows = rows.filter(pc.invert(late))
+            for piece in whole_keys.push(rows):
+                yield from self._process(piece)
+        for piece in whole_keys.rest():
+            yield from self._process(piece)
+
+    def _counted(self, late: pa.Table) -> pa.Table:
+        """Count late rows. They are dropped unless the query has a sink for them."""
+        for partition, part in partition_runs(self._partitions(late)):
+            self.late_rows[partition] += part.stop - part.start
+        return late.drop_columns([GROUP_COLUMN])
 
     def _put_initial(self, kind: int, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
         assert self._initial is not None
@@ -127,14 +135,6 @@ class PartitionGroup:
         # Spark passes timestamps in the session's time zone; the state holds UTC.
         return pa.Table.from_batches([batch]).rename_columns(self._row_columns.names).cast(self._row_columns)
 
-    def _on_time(self, rows: pa.Table) -> pa.Table:
-        late = None if self._event_time is None else self._event_time.late(rows)
-        if late is None:
-            return rows
-        for partition, part in partition_runs(self._partitions(rows.filter(late))):
-            self.late_rows[partition] += part.stop - part.start
-        return rows.filter(pc.invert(late))
-
     def _encode_keys(self, rows: pa.Table) -> pa.LargeBinaryArray:
         groups = rows.column(GROUP_COLUMN).to_numpy()
         return encode_keys(groups, rows.select(list(self._operator.keys)).cast(self._key_columns))
@@ -145,14 +145,18 @@ class PartitionGroup:
     def _partitions_of(self, groups: pa.Array | pa.ChunkedArray) -> Numbers:
         return self._partitioning.of_key_groups(groups.to_numpy().astype(np.int64))
 
-    def _process(self, piece: Piece) -> Tables:
+    def _process(self, piece: Piece) -> Generator[Tables]:
+        partitions = self._partitions(piece.rows)
+        yield from self._finish_until(int(partitions[0]))
+        for partition, part in partition_runs(partitions):
+            self.rows_in[partition] += part.stop - part.start
         first = piece.first_of_key()
-        keys = PlacedKeys(piece.keys.filter(first), self._partitions(piece.rows.filter(first)))
+        keys = PlacedKeys(piece.keys.filter(first), partitions[first.to_numpy(zero_copy_only=False)])
         rows = piece.rows.drop_columns([GROUP_COLUMN])
         key_rows = rows.select(list(self._operator.keys)).filter(first)
         latest_us = None if self._event_time is None else self._event_time.latest_of_keys(rows, first)
         further = (self._batch,) if self._takes_batch else ()
-        return self._call(self._operator.update, rows, keys, key_rows, further, latest_us=latest_us)
+        yield self._call(self._operator.update, rows, keys, key_rows, further, latest_us=latest_us)
 
     def _fire_timers(self, partition: int) -> Generator[Tables]:
         timers, function = self._state.timers, self._operator.on_timer

@@ -19,7 +19,7 @@ from pipelines.host import Host
 from pipelines.initial import Initial, InitialState
 from pipelines.inputs import columns_of_all, given_streams, rows_of_all
 from pipelines.operator import StatefulOperator
-from pipelines.outputs import require_sinks
+from pipelines.outputs import columns_of_outputs, require_sinks
 from pipelines.progress import BatchReport, Observer, Phase
 from pipelines.sinks import DeltaSink, NoSink, Sink
 from pipelines.snapshot_watch import SnapshotWatch
@@ -111,6 +111,7 @@ def start(
     log: LogLayout | str = LogLayout.STORES,
     initial: Initial | None = None,
     tick: str | dt.timedelta | None = None,
+    late: Sink | None = None,
     storage_timeout_seconds: float = 120.0,
     trigger: Mapping[str, Any] | None = None,
     host: Host | None = None,
@@ -127,7 +128,7 @@ def start(
     checkpoint   checkpoint location of the streaming query, outside the root
     sink         takes the output; for several outputs a mapping: name -> sink. Each of them then supports exactly-once
                  writes, or is `NoSink`, and state and all sinks hold the same attempt of each batch
-    partitions   number of stores of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
+    partitions   number of partitions of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
                  An existing root keeps its number; `statekeeper rescale` changes it
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
     tasks        number of Spark tasks of a batch, which process groups of partitions; the default is
@@ -144,10 +145,15 @@ def start(
     tick         start a batch at least this often, also without input, so that timers fire and state expires: a duration
                  such as "10s". It is a further source of the query, so it cannot be added to an existing checkpoint or
                  removed from it; the duration can change
+    late         sink for the late rows, which have the columns of the input. It and the other sinks must support
+                 exactly-once. Without it, late rows are dropped and counted
     storage_timeout_seconds
                  how long a batch waits for unavailable storage. The query keeps the changes and sends the same request
                  again until it succeeds. After this time it fails with `StorageError`. 0: a few tries
-    trigger      arguments of `DataStreamWriter.trigger`
+    trigger      arguments of `DataStreamWriter.trigger`, such as {"processingTime": "10 seconds"}
+    host         the folder and the limits of the local copies on each host
+    observer     receives the phases of each batch, and its report
+    name         name of the streaming query
 
     Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
     configured, more partitions than key groups, nested locations), `UnsupportedType`, `SchemaMismatch`,
@@ -170,10 +176,10 @@ def start(
     preflight.require_trigger(trigger)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
     checkpoint_spec = StorageSpec(checkpoint) if isinstance(checkpoint, str) else checkpoint
-    sinks = require_sinks(operator, sink, structure)
+    sinks = require_sinks(operator, sink, structure, late)
     places = {"root": root_spec.url, "checkpoint": checkpoint_spec.url}
     tables = {name: of.path for name, of in sinks.items() if isinstance(of, DeltaSink)}
-    named = {"sink" if operator.has_one_output else f"sink of {name}": path for name, path in tables.items()}
+    named = {"sink" if len(sinks) == 1 else f"sink of {name}": path for name, path in tables.items()}
     preflight.require_places_apart({**places, **named})
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
@@ -183,7 +189,7 @@ def start(
     preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names)
     for name, of_output in sinks.items():
         if isinstance(of_output, preflight.CheckedSink):
-            of_output.require_ready(session, operator.outputs[name])
+            of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[name])
     if any(not one.supports_exactly_once and not isinstance(one, NoSink) for one in sinks.values()):
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
     # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.

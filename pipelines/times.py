@@ -30,9 +30,10 @@ class Batch:
     """The batch of a call; the third argument of an update function, if it takes three.
 
     time       when Spark planned the batch, in UTC
-    watermark  all event times up to it have been seen, except for late rows; None before the first event time
+    watermark  the latest event time of earlier batches less `allowed_lateness`; None until a batch follows the first event
+               time
 
-    The times come from the offset log. So they are the same if the batch runs again after a crash.
+    The times come from the logs of the root. So they are the same if the batch runs again after a crash.
     """
 
     number: int
@@ -50,13 +51,16 @@ class Batch:
 class Ttl:
     """How long a key keeps its state (time to live). Expired state is invisible, and the batches delete it.
 
-    By event time, state expires with the watermark that makes rows late: that of the previous batch.
+    By event time, a function sees a row until the watermark of the previous batch reaches its expiry. The batch deletes the
+    row after its functions have run, if its own watermark has reached the expiry. By processing time, the time of the batch
+    decides both.
 
     after   duration, such as "30d", "36h", "10m" or "5s", or a timedelta. None: state written from now on never expires
     by      see `TimeKind`
     column  the value column from which `after` counts, a timestamp; a null there means that the row never expires.
-            Without a column, `after` counts from the last write of the key: from the time of the batch, or by event time
-            from the latest event time of the key's rows in the batch
+            Without a column, `after` counts from the last write of the row. By processing time, this is the time of the
+            batch. By event time, it is the latest event time of the key's rows in the call; in `on_timer`, it is the
+            watermark of the batch
 
     The expiry is in the state as a time. So a new `after` applies to the state that is written from then on.
     """

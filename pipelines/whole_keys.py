@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,46 +33,62 @@ class Piece:
         return pa.array(np.concatenate([np.ones(min(len(self.keys), 1), dtype=bool), changes]))
 
 
-def whole_keys(
-    tables: Iterable[pa.Table],
-    encode: Callable[[pa.Table], pa.LargeBinaryArray],
-    limits: Pieces,
-    *,
-    key_columns: Sequence[str] = (),
-) -> Iterator[Piece]:
-    """Split the rows of `tables`, sorted by key, into whole keys: about `limits.rows` rows or `limits.size_bytes` a piece.
+class WholeKeys:
+    """Splits rows, sorted by key, into whole keys: about `limits.rows` rows or `limits.size_bytes` a piece.
 
-    Memory holds at most two pieces, or one piece and one key of `hot_key_rows` rows or `hot_key_bytes`. Raises `HotKey`
-    with the values of `key_columns` for a larger key, unless hot keys may be split.
+    encode       returns the bytes of the state keys of rows; shape (rows,)
+    key_columns  the columns whose values an error shows
+
+    Memory holds at most two pieces, or one piece and one key of `hot_key_rows` rows or `hot_key_bytes`.
     """
-    held: list[Piece] = []
-    for rows in _slices(tables, limits):
-        newest = Piece(rows, encode(rows))
-        held.append(newest)
-        if not _exceeds(held, limits.rows - 1, limits.size_bytes - 1):
-            continue
-        if held[0].keys[0].equals(newest.keys[-1]):
+
+    def __init__(
+        self, encode: Callable[[pa.Table], pa.LargeBinaryArray], limits: Pieces, *, key_columns: Sequence[str] = ()
+    ) -> None:
+        self._encode = encode
+        self._limits = limits
+        self._key_columns = key_columns
+        self._held: list[Piece] = []
+
+    def push(self, rows: pa.Table) -> Iterator[Piece]:
+        """Add the next rows, and return the pieces that are complete.
+
+        Raises `HotKey` for a key that is too large, unless hot keys may be split.
+        """
+        for part in _slices(rows, self._limits):
+            yield from self._push(part)
+
+    def rest(self) -> Iterator[Piece]:
+        """Return the last piece. Raises as `push`."""
+        if self._held:
+            yield self._allowed(self._held)
+            self._held = []
+
+    def _push(self, rows: pa.Table) -> Iterator[Piece]:
+        limits, newest = self._limits, Piece(rows, self._encode(rows))
+        self._held.append(newest)
+        if not _exceeds(self._held, limits.rows - 1, limits.size_bytes - 1):
+            return
+        if self._held[0].keys[0].equals(newest.keys[-1]):
             # One key fills the piece. Joining now would copy the held rows again for each new table.
-            if not _exceeds(held, limits.hot_key_rows, limits.hot_key_bytes):
-                continue
-            yield _allowed(_joined(held), limits, key_columns)
-            held = []
-            continue
-        piece = _joined(held)
+            if _exceeds(self._held, limits.hot_key_rows, limits.hot_key_bytes):
+                yield from self.rest()
+            return
+        piece = _joined(self._held)
         cut = _start_of_last_key(piece.keys)
-        yield _allowed(Piece(piece.rows.slice(0, cut), piece.keys[:cut]), limits, key_columns)
-        held = [Piece(piece.rows.slice(cut), piece.keys[cut:])]
-    if held:
-        yield _allowed(_joined(held), limits, key_columns)
+        yield self._allowed([Piece(piece.rows.slice(0, cut), piece.keys[:cut])])
+        self._held = [Piece(piece.rows.slice(cut), piece.keys[cut:])]
+
+    def _allowed(self, held: list[Piece]) -> Piece:
+        return _allowed(_joined(held), self._limits, self._key_columns)
 
 
-def _slices(tables: Iterable[pa.Table], limits: Pieces) -> Iterator[pa.Table]:
-    """Slice Arrow batches of Spark that are larger than a piece."""
-    for table in tables:
-        by_size = table.num_rows * limits.size_bytes // max(table.nbytes, 1)
-        at_once = max(1, min(limits.rows, by_size))
-        for start in range(0, table.num_rows, at_once):
-            yield table.slice(start, at_once)
+def _slices(table: pa.Table, limits: Pieces) -> Iterator[pa.Table]:
+    """Slice an Arrow batch of Spark that is larger than a piece."""
+    by_size = table.num_rows * limits.size_bytes // max(table.nbytes, 1)
+    at_once = max(1, min(limits.rows, by_size))
+    for start in range(0, table.num_rows, at_once):
+        yield table.slice(start, at_once)
 
 
 def _exceeds(pieces: list[Piece], rows: int, size_bytes: int) -> bool:

@@ -13,7 +13,7 @@ class BatchTimes:
     """In ms since the epoch. A watermark is 0 until a batch has seen an event time, as in Spark.
 
     time_ms            when Spark planned the batch (batchTimestampMs)
-    watermark_ms       all event times up to it have been seen, except for late rows: timers and expiries up to it are due
+    watermark_ms       the latest event time of earlier batches less the allowed lateness: timers up to it are due
     late_watermark_ms  the watermark of the previous batch. A row with an event time up to it is late (SPARK-40925)
     """
 

@@ -217,7 +217,6 @@ def test_a_savepoint_with_rows_is_made(aggregation: Written, tmp_path: Path) -> 
         ("switch", "--to", "v2", "--apply", STOPPED),
         ("repair", "--apply", STOPPED),
         ("repair", "--deep", "--apply", STOPPED),
-        ("rewind", "--to-batch", "1", "--apply", STOPPED),
         ("inspect", "--lineage", "0/0"),
         ("mirror", "DESTINATION"),
     ],

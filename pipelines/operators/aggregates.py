@@ -18,7 +18,7 @@ def running_aggregates(
 
     columns     the columns of the rows that it uses, with their types
     aggregates  see `Aggregates`
-    ttl         how long a key without rows keeps its aggregates; None: forever
+    ttl         how long a key without rows keeps its aggregates, by processing time; None: forever
 
     It is `groupBy(keys).agg(...)` of Spark in the output mode `update`.
     """

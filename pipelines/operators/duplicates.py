@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.operator import StatefulOperator, Update
+from pipelines.operators.partial import without
 from pipelines.times import TIMESTAMP, TimeKind, Ttl
 
 _FIRST_AT = "first_at"
@@ -22,20 +23,17 @@ def first_rows(
 
     columns     the columns of the rows, with their types; all are in the output
     event_time  the column with the event time
-    within      how far apart duplicates are at most, such as "10m"; rows that are later than that are late
+    within      the allowed lateness of rows, and the TTL of a key from the event time of its first row, such as "10m"
 
-    It is `withWatermark(event_time, within).dropDuplicatesWithinWatermark(keys)` of Spark. A key is kept until the
-    watermark passes its first event time plus `within`.
+    It is `withWatermark(event_time, within).dropDuplicatesWithinWatermark(keys)` of Spark. Rows of a key are dropped until
+    the watermark of the previous batch reaches the expiry of the key.
     """
 
     def update(rows: pa.Table, state: pa.Table) -> Update:
-        fresh = rows.join(state, list(keys), join_type="left anti") if state.num_rows else rows
-        fresh = fresh.append_column("row", pa.array(np.arange(fresh.num_rows)))
-        # The rows are sorted by event time. A join changes the order.
-        fresh = fresh.sort_by([(event_time, "ascending"), ("row", "ascending")])
-        places = pa.array(np.arange(fresh.num_rows))
-        first = fresh.set_column(fresh.num_columns - 1, "row", places).group_by(list(keys), use_threads=False)
-        found = fresh.take(first.aggregate([("row", "min")])["row_min"]).drop_columns("row")
+        fresh = without(rows, state, keys)
+        # The rows of a key are sorted by event time.
+        places = fresh.select(list(keys)).append_column("row", pa.array(np.arange(fresh.num_rows)))
+        found = fresh.take(places.group_by(list(keys), use_threads=False).aggregate([("row", "min")])["row_min"])
         new = found.select(list(keys)).append_column(_FIRST_AT, pc.cast(found[event_time], TIMESTAMP))
         return Update(output=found, state=new)
 

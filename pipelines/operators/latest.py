@@ -13,11 +13,12 @@ from pipelines.times import Ttl
 def latest_rows(
     columns: pa.Schema, keys: Sequence[str], order_by: Sequence[str], *, ttl: Ttl | None = None
 ) -> StatefulOperator:
-    """Return an operator that keeps the latest row of each key, and whose output are the rows that became the latest.
+    """Return an operator that keeps the latest row of each key. Its output has the latest row of each key with a new latest
+    row in the batch.
 
     columns   all columns of the rows that it keeps, with their types
     order_by  the columns that tell which row of a key is the latest
-    ttl       how long a key without rows keeps its row; None: forever
+    ttl       how long a key keeps its row, by processing time, since it became the latest; None: forever
 
     With a sink that merges by key (`DeltaSink(path, merge_on=keys)`), the table has the latest row of each key.
     """

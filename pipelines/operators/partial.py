@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statestore.errors import SchemaMismatch
+from statestore.format.state_rows import encode_bare_keys
 
 Aggregates = Mapping[str, tuple[str, str | None]]
 """Name of the result -> function (`count`, `sum`, `min`, `max`) and column of the rows. A count without a column, `None`,
@@ -51,6 +52,16 @@ def of_rows(rows: pa.Table, keys: Sequence[str], aggregates: Aggregates, results
         else:
             columns.append(rows.column(column).cast(field.type))
     return pa.table(columns, schema=pa.schema([*(rows.field(key) for key in keys), *results]))
+
+
+def without(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the rows whose key is not in `others`. Null is a key like any other; in joins of Arrow it is not."""
+    mine, theirs = (encode_bare_keys(table.select(list(keys)).cast(_keys_of(rows, keys))) for table in (rows, others))
+    return rows.filter(pc.invert(pc.is_in(mine, value_set=theirs)))
+
+
+def _keys_of(rows: pa.Table, keys: Sequence[str]) -> pa.Schema:
+    return pa.schema([rows.field(key) for key in keys])
 
 
 def merged(partial: Iterable[pa.Table], keys: Sequence[str], aggregates: Aggregates) -> pa.Table:

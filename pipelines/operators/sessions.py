@@ -12,13 +12,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
 from pipelines.operators.open_sessions import END, OPEN, START, by_key, joined, one_by_one
-from pipelines.operators.partial import Aggregates, of_rows, result_columns
+from pipelines.operators.partial import Aggregates, of_rows, result_columns, without
 from pipelines.times import TIMESTAMP, Batch, TimeKind
 
 
 def with_sessions(stream: DataFrame, event_time: str, gap: str) -> DataFrame:
-    """Add the columns `session_start` and `session_end`: the session of each row on its own. `gap`: a duration of Spark's
-    `session_window`, such as "5 minutes"."""
+    """Add the columns `session_start`, the event time of the row, and `session_end`, this time plus the gap. The operator
+    merges sessions that overlap or touch. `gap`: a duration of Spark's `session_window`, such as "5 minutes"."""
     end = F.col(event_time) + F.expr(f"INTERVAL {gap}")
     return stream.withColumns({START: F.col(event_time), END: end})
 
@@ -31,10 +31,15 @@ def sessions(
     *,
     allowed_lateness: str | dt.timedelta,
 ) -> StatefulOperator:
-    """Return an operator whose output has the aggregates of each session, once, when the watermark passes its end.
+    """Return an operator whose output has the aggregates of each session, once, when the watermark reaches the end of the
+    session.
 
-    The stream is that of `with_sessions`; other arguments as in `running_aggregates`. It is `withWatermark(event_time,
-    allowed_lateness).groupBy(session_window(event_time, gap), keys).agg(...)` of Spark in the output mode `append`.
+    event_time        the column with the event time
+    allowed_lateness  see `StatefulOperator`
+
+    Pass the stream through `with_sessions` first. Other arguments as in `running_aggregates`. It is
+    `withWatermark(event_time, allowed_lateness).groupBy(session_window(event_time, gap), keys).agg(...)` of Spark in the
+    output mode `append`.
     """
     results = result_columns(columns, aggregates)
     bounds = {START: ("min", START), END: ("max", END)}
@@ -56,8 +61,7 @@ def sessions(
         known = one_by_one(state, keys)
         is_closed = pc.less_equal(known[END], pa.scalar(batch.watermark, TIMESTAMP))
         left = known.filter(pc.invert(is_closed))
-        gone = due.select(list(keys)).join(left.select(list(keys)), list(keys), join_type="left anti")
-        return kept(left, known.filter(is_closed), gone)
+        return kept(left, known.filter(is_closed), without(due.select(list(keys)), left, keys))
 
     return StatefulOperator(
         keys,

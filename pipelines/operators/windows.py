@@ -32,9 +32,13 @@ def windows(
     *,
     allowed_lateness: str | dt.timedelta,
 ) -> StatefulOperator:
-    """Return an operator whose output has the aggregates of each key and window, once, when the watermark passes its end.
+    """Return an operator whose output has the aggregates of each key and window, once, when the watermark reaches the end
+    of the window.
 
-    The stream is that of `with_windows`; other arguments as in `running_aggregates`. It is
+    event_time        the column with the event time
+    allowed_lateness  see `StatefulOperator`
+
+    Pass the stream through `with_windows` first. Other arguments as in `running_aggregates`. It is
     `withWatermark(event_time, allowed_lateness).groupBy(window(...), keys).agg(...)` of Spark in the output mode `append`.
     """
     results = result_columns(columns, aggregates)

@@ -28,7 +28,7 @@ from tests.support.memory import MemoryStorage
 LIMITS = StoreLimits(block_cache_bytes=1024 * 1024, lock_timeout_seconds=0)
 """Does not wait for a lock, because its holder may be waiting for its turn."""
 
-ENGINE = EngineLimits(LIMITS.block_cache_bytes)
+ENGINE = EngineLimits(block_cache_bytes=LIMITS.block_cache_bytes)
 
 
 class UnderWay(Enum):

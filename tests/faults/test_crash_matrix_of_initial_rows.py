@@ -18,8 +18,10 @@ import pytest
 from pipelines.initial_rows import InitialColumns, InitialRows
 from pipelines.operator import StatefulOperator, Update
 from pipelines.partition_group import PartitionGroup
+from pipelines.partitioning import Partitioning
 from pipelines.reports import PartitionReport, initial_digest
 from statestore import catalog
+from statestore.batch_times import BatchTimes
 from statestore.clock import RandomIds, SystemClock
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import StorageError, WrongInitial
@@ -109,7 +111,14 @@ class Job:
                 number: {DEFAULT_STORE: stack.enter_context(self.load(storage, number, EMPTY))}
                 for number in range(PARTITIONS)
             }
-            group = PartitionGroup(OPERATOR, ROWS, stores, lambda groups: groups, initial=initial)
+            group = PartitionGroup(
+                OPERATOR,
+                ROWS,
+                stores,
+                partitioning=Partitioning(PARTITIONS, PARTITIONS, 1),
+                times=BatchTimes(batch=0, time_ms=0),
+                initial=initial,
+            )
             for _ in group.process_all(batch for number in range(PARTITIONS) for batch in routed(number, more)):
                 pass
             reports = [

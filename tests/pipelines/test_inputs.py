@@ -116,7 +116,7 @@ def test_the_input_that_is_furthest_behind_determines_the_watermark() -> None:
         ]
     watermarks = [result.batch.watermark for result in results]
     assert watermarks == [None, None, *(START + dt.timedelta(minutes=minute) for minute in (10, 10, 30, 30))]
-    assert [result.late_rows for result in results] == [0, 0, 0, 1, 1, 0]
+    assert [result.late.num_rows for result in results] == [0, 0, 0, 1, 1, 0]
 
 
 def test_each_input_needs_an_event_time() -> None:

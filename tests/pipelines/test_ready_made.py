@@ -67,7 +67,7 @@ def test_duplicates_are_dropped_until_the_watermark_passes() -> None:
         assert tuples(harness.batch(rows(("a", 4, 8), ("c", 5, 40)))) == [("c", 5, at(40))]
         later = harness.batch(rows(("a", 6, 35), ("c", 7, 41)))
         # The state of a had expired by the watermark of this batch, but not by that which makes rows late.
-        assert (tuples(later), later.late_rows) == ([], 0)
+        assert (tuples(later), later.late.num_rows) == ([], 0)
         assert tuples(harness.batch(rows(("a", 6, 35), ("b", 8, 3)))) == [("a", 6, at(35))]
 
 
@@ -84,9 +84,9 @@ def test_a_window_is_returned_once_when_the_watermark_passes_its_end() -> None:
         assert tuples(harness.batch(in_first(("a", 4, 2)))) == []
         harness.batch(rows(("b", 1, 15), window_start=-5, window_end=5))
         closing = harness.batch(in_first(("a", 8, 9)))
-        assert (tuples(closing), closing.late_rows) == ([("a", at(0), at(10), 15)], 0)
+        assert (tuples(closing), closing.late.num_rows) == ([("a", at(0), at(10), 15)], 0)
         late = harness.batch(in_first(("a", 16, 9)))
-        assert (tuples(late), late.late_rows, late.timers.num_rows) == ([], 1, 1)
+        assert (tuples(late), late.late.num_rows, late.timers.num_rows) == ([], 1, 1)
 
 
 def test_sessions_of_a_key_merge_and_are_returned_one_by_one() -> None:
@@ -110,3 +110,14 @@ def test_sessions_of_a_key_merge_and_are_returned_one_by_one() -> None:
 def test_an_unknown_function_or_column_of_an_aggregate_is_rejected(aggregate: tuple[str, str | None]) -> None:
     with pytest.raises(SchemaMismatch, match="aggregate 'x'"):
         running_aggregates(COLUMNS, ["key"], {"x": aggregate})
+
+
+def test_a_null_key_is_a_key_like_any_other() -> None:
+    with OperatorHarness(first_rows(COLUMNS, ["key"], "at", within="10m"), columns=COLUMNS) as harness:
+        assert tuples(harness.batch(rows((None, 1, 1)))) == [(None, 1, at(1))]
+        assert tuples(harness.batch(rows((None, 2, 2), ("a", 3, 1)))) == [("a", 3, at(1))]
+    columns = pa.schema([*COLUMNS, ("session_start", TIMESTAMP), ("session_end", TIMESTAMP)])
+    operator = sessions(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0s")
+    with OperatorHarness(operator, columns=columns) as harness:
+        harness.batch(rows((None, 1, 0), (None, 2, 30), session_start=0, session_end=5))
+        assert tuples(harness.batch()) == [(None, at(0), at(5), 1)]

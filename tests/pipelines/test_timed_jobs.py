@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.batch_log import LogLayout
+from pipelines.data_files import DataFile, OutputFiles
 from pipelines.operator import StatefulOperator, Update
 from pipelines.progress import Phase
-from pipelines.sinks import Writer
+from pipelines.sinks import Attempt, DeltaSink, Writer
 from pipelines.times import TIMESTAMP, Batch, Ttl
 from statestore.cli import main
 from statestore.format.structure import Structure
@@ -130,6 +133,43 @@ def test_timers_fire_once_when_the_batch_crashes_in_each_phase(
     assert watermarks[LAST] == at(10 * (LAST - 1) - 5)
     commit = json.loads((tmp_path / "root" / "commits" / str(LAST)).read_text().partition("\n")[2])
     assert commit["nextBatchWatermarkMs"] == int(at(10 * LAST - 5).timestamp() * 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", Writer)
+def test_late_rows_go_to_their_sink_once_when_the_batch_crashes_between_the_sinks(
+    delta_session: SparkSession, tmp_path: Path, writer: Writer
+) -> None:
+    stream = Stream(delta_session, tmp_path, ROWS)
+    stream.writer = writer
+    append_all(stream)
+    stream.append({"key": [7, 8, 7], "at": [at(3), at(4), at(95)]})
+    late, sink = DeltaSink(f"{tmp_path}/late", writer=writer), DyingOnce(stream.facts, writer=writer)
+    with pytest.raises(Crash):
+        stream.run(OPERATOR, late=late, sink=sink)
+    stream.run(OPERATOR, late=late, sink=sink)
+    assert set(expected()) <= set(fired(stream))
+    assert len(fired(stream)) == len(set(fired(stream)))
+    rows = DeltaTable(late.path).to_pyarrow_table().to_pylist()
+    assert sorted((row["key"], row["at"]) for row in rows) == [(7, at(3)), (8, at(4))]
+
+
+class DyingOnce(DeltaSink):
+    """Fails once, after the sink of the late rows was written."""
+
+    def write(self, rows: DataFrame, attempt: Attempt) -> None:
+        self._die(attempt)
+        super().write(rows, attempt)
+
+    def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        self._die(attempt)
+        super().commit_files(plan, files, attempt)
+
+    def _die(self, attempt: Attempt) -> None:
+        marker = Path(f"{self.path}-died")
+        if attempt.batch == LAST + 1 and not marker.exists():
+            marker.touch()
+            raise Crash
 
 
 @pytest.mark.spark

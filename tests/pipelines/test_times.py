@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.harness import OperatorHarness
 from pipelines.operator import Pieces, StatefulOperator, Update
 from pipelines.times import TIMESTAMP, Batch, Ttl
-from statestore.errors import WrongInput, WrongResult
+from statestore.errors import SchemaMismatch, WrongInput, WrongResult
 from tests.support.timed_query import ROWS, TimedQuery, at, minutes
 
 STATE = pa.schema([("sum", pa.int64()), ("until", TIMESTAMP)])
@@ -340,3 +341,14 @@ def test_a_wrong_timer_is_rejected(tmp_path: Path, update: Any, said: str) -> No
     query.operator = operator(update=update)
     with pytest.raises(WrongResult, match=said):
         query.batch([(1, 1, 11)])
+
+
+def test_initial_rows_of_a_ttl_by_event_time_need_a_column() -> None:
+    rows = pa.table({"key": [1], "sum": [1], "until": pa.array([at(0)], TIMESTAMP)})
+    with pytest.raises(SchemaMismatch, match="these rows have no event time"):
+        OperatorHarness(operator(ttl=Ttl("30d", by="event")), columns=ROWS, initial=rows)
+    column = Ttl("30m", by="event", column="until")
+    with OperatorHarness(operator(ttl=column), columns=ROWS, initial=rows) as harness:
+        for minute in (10, 40, 60):
+            state = harness.batch([{"key": 2, "value": 1, "at": at(minute)}]).state
+        assert state["key"].to_pylist() == [2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.operator import Pieces
-from pipelines.whole_keys import whole_keys
+from pipelines.whole_keys import Piece, WholeKeys
 from statestore.errors import HotKey
 
 NO_LIMIT = 2**60
+
+
+def whole_keys(tables: Iterable[pa.Table], *of: Any, **more: Any) -> Iterator[Piece]:
+    splitting = WholeKeys(*of, **more)
+    for rows in tables:
+        yield from splitting.push(rows)
+    yield from splitting.rest()
 
 
 def encode(rows: pa.Table) -> pa.LargeBinaryArray:

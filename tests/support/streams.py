@@ -78,6 +78,7 @@ class Stream:
         host: Host | None = None,
         root: StorageSpec | None = None,
         initial: Initial | None = None,
+        late: Sink | None = None,
     ) -> StatefulQuery:
         return start(
             operator,
@@ -91,6 +92,7 @@ class Stream:
             structure=self.structure,
             log=self.log,
             initial=initial,
+            late=late,
             host=host or Host(str(self.folder / "local")),
             observer=seen,
             trigger={"availableNow": True},

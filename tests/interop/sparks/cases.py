@@ -36,6 +36,7 @@ _NO_READER = (("3.5", "1"), ("4.0", "2"))
 """Spark 3.5 has no state reader, and the reader of 4.0 does not support structure V2."""
 
 _REWOUND_BATCHES = 3
+_CLONED_BATCHES = 2
 _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
 _PARTITIONS = 3
 _ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
@@ -54,6 +55,7 @@ class Kind(Enum):
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
     REPARTITION = "goes on from our snapshots with other partitions"
     CLONE = "goes on from a clone"
+    MIRROR = "goes on from a mirror after a failover"
     RESCALE = "continues with other partitions after a rescale"
     CONVERT = "continues with RocksDB after a conversion from the default provider"
     EDIT = "continues after a key is deleted, and as before after the undo"
@@ -102,6 +104,7 @@ def all_cases() -> Iterator[Case]:
                 group = Group(minor, structure, operator)
                 yield Case(group, Kind.RESTART, minor)
                 yield Case(group, Kind.CLONE, minor)
+                yield Case(group, Kind.MIRROR, minor)
                 yield Case(group, Kind.REWIND, minor)
                 yield Case(group, Kind.RESCALE, minor)
                 if operator not in _WITHOUT_KEYS:
@@ -145,6 +148,7 @@ class Origin:
             Kind.REPAIR: self._repair,
             Kind.REPARTITION: self._repartition,
             Kind.CLONE: self._clone,
+            Kind.MIRROR: self._mirror,
             Kind.REWIND: self._rewind,
             Kind.RESCALE: self._rescale,
             Kind.CONVERT: self._convert,
@@ -209,7 +213,9 @@ class Origin:
         assert oracle.state() != middle
 
     def _clone(self, to: str) -> None:
-        """Continue from a clone in another folder; then from one that lacks a key, which the comparison must detect."""
+        """Continue from a clone in another folder, and from one of two batches before; then from a clone that lacks a key,
+        which the comparison must detect."""
+        self._clone_of_earlier_batch(to)
         for name, spoil in (("clone", None), ("wrong clone", twins.take_wrong_snapshots)):
             self.query.checkpoint = self.folder / "checkpoint"
             self.query.restored("middle")
@@ -223,6 +229,52 @@ class Origin:
                 spoil(self.query, self.folder, *self._for_spark(to))
                 assert self._oracle(to).state() != self.twin.middle
 
+    def _clone_of_earlier_batch(self, to: str) -> None:
+        target = max(self.query.outputs) - _CLONED_BATCHES
+        clone = Path(tempfile.mkdtemp(dir=self.folder, prefix="earlier-clone-")) / "checkpoint"
+        options = ("--batch", str(target), "--confirm-stopped", "--scratch", str(self.folder))
+        twins.statekeeper("clone", self.query.root, str(clone), *options)
+        self.query.checkpoint = clone
+        self._is_clean()
+        self._forget_after(target)
+        self.query.run(0)
+        self._goes_on(to)
+
+    def _mirror(self, to: str) -> None:
+        """Mirror twice, and compare the mirror with the end. Then lose the checkpoint two batches after a mirror, and write
+        these batches again from the mirror. A mirror that lacks a key must be detected."""
+        oracle = self._oracle(to)
+        for spoil in (None, twins.take_wrong_snapshots):
+            self.query.checkpoint = self.folder / "checkpoint"
+            self.query.restored("middle")
+            mirrored = max(self.query.outputs)
+            parent = Path(tempfile.mkdtemp(dir=self.folder, prefix="mirrors-"))
+            kept, stale = parent / "kept" / "checkpoint", parent / "stale" / "checkpoint"
+            self._mirrored_to(kept)
+            self._mirrored_to(stale)
+            self.query.run(2)
+            self._mirrored_to(kept)
+            self.query.checkpoint = kept
+            assert oracle.state() == self.twin.end
+            self._is_clean()
+            self.query.checkpoint = stale
+            self._is_clean()
+            self._forget_after(mirrored)
+            if spoil is None:
+                self.query.run(0)
+                assert self.query.outputs == self.twin.outputs
+                assert oracle.state() == self.twin.end
+            else:
+                spoil(self.query, self.folder, *self._for_spark(to))
+                assert oracle.state() != self.twin.middle
+
+    def _mirrored_to(self, mirror: Path) -> None:
+        options = ("--confirm-stopped", "--scratch", str(self.folder))
+        twins.statekeeper("mirror", self.query.root, str(mirror), *options)
+
+    def _forget_after(self, batch: int) -> None:
+        self.query.outputs = {done: rows for done, rows in self.query.outputs.items() if done <= batch}
+
     def _rewind(self, to: str) -> None:
         """Run to the end, rewind, and write the same batches again; then without a key in each store."""
         oracle = self._oracle(to)
@@ -232,7 +284,7 @@ class Origin:
             target = max(self.twin.outputs) - _REWOUND_BATCHES
             options = ("--to-batch", str(target), "--apply", "--confirm-stopped", "--scratch", str(self.folder))
             twins.statekeeper("rewind", self.query.root, *options)
-            self.query.outputs = {batch: rows for batch, rows in self.query.outputs.items() if batch <= target}
+            self._forget_after(target)
             if spoil is None:
                 self._is_clean()
                 self.query.run(0)

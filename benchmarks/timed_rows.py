@@ -1,0 +1,140 @@
+"""Rows per second with windows, and with a TTL and a timer for each key: the operator and Spark's own operators."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+
+from benchmarks import spark_peers
+from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from benchmarks.operator_rows import COMMON, PARTITIONS, of_spark
+from benchmarks.turns import Contender, Course, Start, compared
+from pipelines.operator import StatefulOperator, Update
+from pipelines.operators import windows, with_windows
+from pipelines.session import spark_session
+from pipelines.times import TIMESTAMP, Batch, Ttl
+
+OURS = "Statekeeper"
+_ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
+_AGGREGATES = {"count": ("count", None), "sum": ("sum", "value")}
+_HOUR = dt.timedelta(hours=1)
+_HOUR_MS = 3_600_000
+_WINDOWS = windows(_ROWS, ["key"], "at", _AGGREGATES, allowed_lateness="0s")
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """Run the benchmark. `options.large` also runs 100,000 keys per batch."""
+    session = spark_session("benchmark", master="local[2]", conf=COMMON)
+    in_windows: Mapping[str, Start] = {OURS: _our_windows, "native windows (JVM)": of_spark(_spark_windows, "append")}
+    with_times: Mapping[str, Start] = {
+        OURS: _our_timers,
+        "transformWithStateInPandas": of_spark(_spark_timers, "update"),
+    }
+    tables = []
+    try:
+        for keys in (10_000, 100_000):
+            course = Course(keys=keys, rounds=options.rounds)
+            tables.append(_table("Windows of 10 seconds", compared(session, in_windows, course), course, 1.5))
+        sizes = (10_000, 100_000) if options.large else (10_000,)
+        for keys in sizes:
+            course = Course(keys=keys, rounds=options.rounds if keys == sizes[0] else 2, measured=1, warm_up=2)
+            tables.append(_table("TTL and a timer per key", compared(session, with_times, course), course, 10.0))
+    finally:
+        session.stop()
+    return tables
+
+
+def _table(what: str, contenders: list[Contender], course: Course, target: float) -> Table:
+    ours, peer = contenders
+    rows = []
+    for contender in contenders:
+        every = flat(contender.rounds)
+        speed = Spread.of([course.keys / took * 1000 for took in every])
+        rows.append([contender.name, f"{len(every)}", f"{statistics.median(every):,.0f}", speed.shown()])
+    return Table(
+        title=f"{what}, {course.keys:,} rows of {course.keys:,} keys per batch",
+        columns=["operator", "batches", "ms per batch", "rows/s"],
+        rows=rows,
+        targets=[verdict(f"rows/s to {peer.name}", ratio(peer.rounds, ours.rounds), at_least=target)],
+        notes=[
+            f"One session, local[2], {PARTITIONS} partitions each, alternating rounds. The event time of a row is the time "
+            "of its batch. Statekeeper runs with `NoSink`, Spark's operators with the sink `noop`.",
+            "TTL and timers: each row renews the TTL of its key and moves its timer to one hour later. None is due.",
+        ],
+    )
+
+
+def _our_windows(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    placed = with_windows(_with_time(rows), "at", "10 seconds")
+    return spark_peers.start_ours(placed, folder, PARTITIONS, operator=_WINDOWS)
+
+
+def _spark_windows(rows: DataFrame) -> DataFrame:
+    timed = _with_time(rows).withWatermark("at", "0 seconds")
+    return timed.groupBy("key", F.window("at", "10 seconds")).agg(
+        F.count("*").alias("count"), F.sum("value").alias("sum")
+    )
+
+
+def _with_time(rows: DataFrame) -> DataFrame:
+    # In a stream, it is the time of the batch.
+    return rows.withColumn("at", F.current_timestamp())
+
+
+def _count(rows: pa.Table, state: pa.Table, batch: Batch) -> Update:
+    new = spark_peers.count_and_sum(rows, state).state
+    times = pa.array([batch.time + _HOUR] * new.num_rows, TIMESTAMP)
+    return Update(new, new, timers=new.select(["key"]).append_column("at", times))
+
+
+def _on_timer(keys: pa.Table, state: pa.Table, batch: Batch) -> Update:
+    del keys, batch
+    return Update(state.slice(0, 0))
+
+
+_TIMED = StatefulOperator(
+    keys=["key"],
+    order_by=[],
+    state=spark_peers.OPERATOR.stores["default"],
+    output=spark_peers.OPERATOR.outputs["output"],
+    update=_count,
+    ttl=Ttl(_HOUR),
+    timers="processing",
+    on_timer=_on_timer,
+)
+
+
+def _our_timers(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_ours(rows, folder, PARTITIONS, operator=_TIMED)
+
+
+class _CountFrames(spark_peers.CountFrames):
+    """With a TTL, and one timer that moves with each batch."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("counts", spark_peers.STATE, _HOUR_MS)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        for timer in list(self._handle.listTimers()):
+            self._handle.deleteTimer(timer)
+        self._handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + _HOUR_MS)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+def _spark_timers(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("key").transformWithStateInPandas(
+        _CountFrames(), spark_peers.OUTPUT, "Update", "ProcessingTime"
+    )
