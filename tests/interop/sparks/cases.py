@@ -213,8 +213,7 @@ class Origin:
         assert oracle.state() != middle
 
     def _clone(self, to: str) -> None:
-        """Continue from a clone in another folder, and from one of two batches before; then from a clone that lacks a key,
-        which the comparison must detect."""
+        """Continue from clones at the head and two batches before; a clone that lacks a key must be detected."""
         self._clone_of_earlier_batch(to)
         for name, spoil in (("clone", None), ("wrong clone", twins.take_wrong_snapshots)):
             self.query.checkpoint = self.folder / "checkpoint"
