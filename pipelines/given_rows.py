@@ -95,7 +95,7 @@ class GivenStream:
 
 
 def columns_in(given: GivenRows) -> pa.Schema | Mapping[str, pa.Schema]:
-    """Return the columns that the rows have, for several inputs by name. Raises `SchemaMismatch`."""
+    """Return the columns of the rows; for several inputs a mapping: name -> columns. Raises `SchemaMismatch`."""
     if isinstance(given, Mapping):
         return {name: columns_in(rows) for name, rows in given.items()}
     if not _are_dicts(given):

@@ -15,7 +15,7 @@ from statestore.engine.key_range import KeyRange
 from statestore.store import StateStore
 
 Stores = Mapping[str, StateStore]
-"""The stores of a partition, by name."""
+"""Name of a store -> the store, of one partition."""
 
 Numbers = npt.NDArray[np.int64]
 

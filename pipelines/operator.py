@@ -68,7 +68,8 @@ UpdateFunction = Callable[..., Update]
 
 rows    all rows of the batch of one or more keys. The rows of a key are adjacent and sorted by the order columns. The order
         of the keys is not defined
-state   key and value columns of these keys, without keys that have no state; a mapping by name with several stores
+state   key and value columns of these keys, without keys that have no state; with several stores a mapping:
+        name -> table
 batch   a `Batch` with the times of the batch
 
 The function must be deterministic: another attempt of the batch must compute the same result."""

@@ -66,7 +66,7 @@ def test_duplicates_are_dropped_until_the_watermark_passes() -> None:
         assert tuples(harness.batch(rows(("a", 2, 5), ("a", 1, 1), ("b", 3, 1)))) == [("a", 1, at(1)), ("b", 3, at(1))]
         assert tuples(harness.batch(rows(("a", 4, 8), ("c", 5, 40)))) == [("c", 5, at(40))]
         later = harness.batch(rows(("a", 6, 35), ("c", 7, 41)))
-        # The state of a had expired by the watermark of this batch, but not by that which makes rows late.
+        # The watermark of the previous batch decides that the row of a is a duplicate.
         assert (tuples(later), later.late.num_rows) == ([], 0)
         assert tuples(harness.batch(rows(("a", 6, 35), ("b", 8, 3)))) == [("a", 6, at(35))]
 

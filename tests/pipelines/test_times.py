@@ -352,3 +352,14 @@ def test_initial_rows_of_a_ttl_by_event_time_need_a_column() -> None:
         for minute in (10, 40, 60):
             state = harness.batch([{"key": 2, "value": 1, "at": at(minute)}]).state
         assert state["key"].to_pylist() == [2]
+
+
+def test_the_limit_of_expired_rows_is_exact_if_it_is_no_multiple_of_a_portion(tmp_path: Path) -> None:
+    declared = {"pieces": Pieces(expired_rows=15_000), "ttl": Ttl("10m"), "update": add_only}
+    query = TimedQuery(tmp_path, operator(timers=None, on_timer=None, **declared), partitions=1)
+    keys = range(20_000)
+    query.batch(pa.table({"key": keys, "value": [1] * len(keys), "at": [at(0)] * len(keys)}, schema=ROWS), now=0)
+    query.batch(now=10)
+    assert query.counts.expired_rows == 15_000
+    query.batch(now=11)
+    assert query.counts.expired_rows == 5_000

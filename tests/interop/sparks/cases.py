@@ -55,7 +55,7 @@ class Kind(Enum):
     REPAIR = "a later one goes on from the snapshots of 4.0, repaired"
     REPARTITION = "goes on from our snapshots with other partitions"
     CLONE = "goes on from a clone"
-    MIRROR = "goes on from a mirror after a failover"
+    MIRROR = "continues from a mirror after a failover"
     RESCALE = "continues with other partitions after a rescale"
     CONVERT = "continues with RocksDB after a conversion from the default provider"
     EDIT = "continues after a key is deleted, and as before after the undo"
