@@ -20,13 +20,14 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statestore.format.types import spark_schema_json
 from statestore.storage import Storage, StorageSpec, open_storage
+from statestore.store_schema import StoreSchema
 
 GROUPS = 128
 _PIECE_KEYS = 200_000
 
 _KEY = pa.schema([("key", pa.int64())])
 _VALUE = pa.schema([("count", pa.int64()), ("mean", pa.float64())])
-_SCHEMA = binding.StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_schema_json(_VALUE))
+_SCHEMA = StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_schema_json(_VALUE))
 
 Changes = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 

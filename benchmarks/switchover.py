@@ -19,12 +19,13 @@ from statestore.format.structure import Structure
 from statestore.maintenance import runs, snapshot, switchover
 from statestore.maintenance.switchover import Machine, SwitchPhase, SwitchPlan
 from statestore.storage import Storage, at_once, open_storage
+from statestore.store_schema import StoreSchema
 
 STORES = 200
 KEYS = 5_000
 TAIL = 20
 CHANGED = 500
-_SCHEMA = binding.StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[]}')
+_SCHEMA = StoreSchema("counts", '{"type":"struct","fields":[]}', '{"type":"struct","fields":[]}')
 
 
 @dataclass(frozen=True, kw_only=True)

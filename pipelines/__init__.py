@@ -4,11 +4,13 @@ from pipelines.batch_log import LogLayout
 from pipelines.harness import OperatorHarness, Result
 from pipelines.host import Host
 from pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from pipelines.planned import planned_changes
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.query import StatefulQuery, start
 from pipelines.session import spark_session
 from pipelines.sinks import AtLeastOnceSink, Attempt, DeltaSink, NoSink, Sink, Writer
 from pipelines.times import Batch, TimeKind, Ttl
+from statestore.declared_columns import ColumnChange, ColumnMapping
 from statestore.format.structure import Structure
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "Attempt",
     "Batch",
     "BatchReport",
+    "ColumnChange",
+    "ColumnMapping",
     "DeltaSink",
     "Frames",
     "Host",
@@ -35,6 +39,7 @@ __all__ = [
     "Ttl",
     "Update",
     "Writer",
+    "planned_changes",
     "spark_session",
     "start",
 ]

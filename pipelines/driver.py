@@ -34,7 +34,7 @@ from pipelines.outputs import Computed, Files, Held, Outputs, columns_of_outputs
 from pipelines.partitioning import Partitioning
 from pipelines.progress import BatchReport, Observer, Outcome, Phase
 from pipelines.report_channel import ReportChannel
-from pipelines.reports import PartitionReport, Reported, TaskReport, checked, initial_digest
+from pipelines.reports import PartitionReport, Reported, TaskReport, checked, column_notes, initial_digest
 from pipelines.sinks import Attempt, Sink
 from pipelines.spark_errors import named, output_is_unreadable
 from pipelines.spark_log import hide_end_of_query
@@ -219,7 +219,14 @@ class BatchDriver:
                 initial=self._initial is not None,
                 inputs=self._event_clock.inputs,
             )
-            self._root = StateRoot.open(self._storage, wanted, batch=batch, ids=self._ids, structure=self._structure)
+            self._root = StateRoot.open(
+                self._storage,
+                wanted,
+                batch=batch,
+                ids=self._ids,
+                structure=self._structure,
+                mappings=self._operator.mappings,
+            )
             held = self._root.binding
             if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
                 self._warn(
@@ -258,15 +265,16 @@ class BatchDriver:
                 )
                 continue
             self._enter(batch, Phase.SINK_WRITTEN)
+            changed = column_notes(root.rewrites(batch), computed.reports)
             if written == attempt.attempt:
-                return computed.reports, pending, number, ()
-            notes: tuple[str, ...] = ()
+                return computed.reports, pending, number, changed
+            notes = changed
             if held.attempt != attempt.attempt:
                 note = (
                     f"batch {batch}: the sink has another driver's attempt {held.attempt} instead of {attempt.attempt}"
                 )
                 self._warn(f"{note}; two drivers run this query, stop one")
-                notes = (note,)
+                notes = (*notes, note)
             chosen, further = self._completed(root, rows, query_id, batch, ready, sources, held)
             return computed.reports, chosen, number, (*notes, *further)
         raise AssertionError("unreachable")
@@ -337,6 +345,7 @@ class BatchDriver:
         """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
         self._enter(attempt.batch, Phase.COMPUTED)
         reports = computed.reports
+        root.record_changes(attempt.batch)
         pending = Pending(
             batch=attempt.batch,
             attempt=attempt.attempt,

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from pipelines.times import TimeKind, Ttl, kind_of, milliseconds, require_timestamp
 from statestore.attempt_outputs import DEFAULT_OUTPUT
+from statestore.declared_columns import ColumnMapping
 from statestore.errors import SchemaMismatch
 from statestore.format.names import DEFAULT_STORE
 from statestore.format.types import check_supported
@@ -121,6 +122,11 @@ class StatefulOperator:
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers
     on_timer           called for the timers that are due, see `TimerFunction`
+    column_mapping     the columns of the state that are renamed or widened in the code since the root was created, see
+                       `ColumnMapping`; for several stores a mapping: name -> `ColumnMapping`
+
+    The state may have further nullable columns than the root. The first batch that a start computes adds, renames and
+    widens the columns in all rows; `planned_changes` shows these changes before the start.
 
     Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for duplicate names and
     for declarations of time that do not fit together.
@@ -140,6 +146,7 @@ class StatefulOperator:
     ttl: Ttl | Mapping[str, Ttl] | None = None
     timers: TimeKind | str | None = None
     on_timer: TimerFunction | None = None
+    column_mapping: ColumnMapping | Mapping[str, ColumnMapping] | None = None
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -158,6 +165,7 @@ class StatefulOperator:
                 )
             check_supported(columns)
         _require_times(self)
+        _require_mappings(self)
 
     @property
     def stores(self) -> Mapping[str, pa.Schema]:
@@ -193,6 +201,40 @@ class StatefulOperator:
         """Return name of the store -> its TTL, for the stores with one, in the order of the stores."""
         given = {DEFAULT_STORE: self.ttl} if isinstance(self.ttl, Ttl) else self.ttl or {}
         return {name: given[name] for name in self.stores if name in given}
+
+    @property
+    def mappings(self) -> Mapping[str, ColumnMapping]:
+        """Return name of the store -> the columns that are renamed or widened."""
+        given = self.column_mapping
+        return {DEFAULT_STORE: given} if isinstance(given, ColumnMapping) else given or {}
+
+
+def _require_mappings(operator: StatefulOperator) -> None:
+    """Raise `SchemaMismatch` for a mapping of a store or of a column that the operator does not declare."""
+    for store, mapping in operator.mappings.items():
+        if store not in operator.stores:
+            raise SchemaMismatch(
+                f"`column_mapping` names the store {store!r}, which the operator does not have",
+                hint=f"its stores are: {', '.join(operator.stores)}. With several stores, use a dict from store name to "
+                "ColumnMapping",
+            )
+        names = operator.stores[store].names
+        for column in (*mapping.renamed.values(), *mapping.widened):
+            if column not in names:
+                raise SchemaMismatch(
+                    f"store {store!r}: `column_mapping` names the column {column!r}, which `state` does not declare",
+                    hint=f"its columns are: {', '.join(names)}. `renamed` is a dict from present name to new name, and "
+                    "`widened` has new names. Key columns cannot change",
+                )
+        for old, new in mapping.renamed.items():
+            if old in names or list(mapping.renamed.values()).count(new) > 1:
+                raise SchemaMismatch(
+                    f"store {store!r}: `column_mapping` renames {old!r} to {new!r}, but "
+                    + (
+                        f"`state` also declares {old!r}" if old in names else "renames another column to that name, too"
+                    ),
+                    hint="rename each column to a name of its own. To swap two names, rename one column in a first start",
+                )
 
 
 def _require_times(operator: StatefulOperator) -> None:

@@ -29,6 +29,7 @@ from pipelines.stored import require_free_stores, store_schemas
 from pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
 from statestore import catalog
 from statestore.binding import Binding
+from statestore.declared_columns import ColumnChange
 from statestore.errors import (
     AccessDenied,
     SchemaMismatch,
@@ -189,8 +190,9 @@ def require_root(
     structure: Structure,
     initial: InitialState | None = None,
     inputs: tuple[str, ...] = (),
-) -> None:
+) -> tuple[ColumnChange, ...]:
     """Check that root and checkpoint belong together, and the columns of the initial rows if batch 0 will read them.
+    Returns the changes of value columns that the next computed batch makes.
 
     Raises `ForeignRoot`, `RootLost`, `SchemaMismatch`, `OtherStructure`, `HalfSwitched`, `WrongInitial`, and `AccessDenied`
     for a folder that cannot be created.
@@ -208,9 +210,11 @@ def require_root(
         initial=initial is not None,
         inputs=inputs,
     )
-    require_startable(root, wanted, committed=catalog.newest_batch(checkpoint), structure=structure)
+    committed = catalog.newest_batch(checkpoint)
+    changes = require_startable(root, wanted, committed=committed, structure=structure, mappings=operator.mappings)
     if initial is not None and catalog.newest_batch(root) is None:
         _ = initial.frames
+    return changes
 
 
 def _require_writable(url: str) -> None:

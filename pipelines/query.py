@@ -186,7 +186,9 @@ def start(
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
     input_names = tuple(sorted(inputs or ()))
     first = None if initial is None else InitialState(operator, row_columns, initial)
-    preflight.require_root(root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names)
+    changes = preflight.require_root(
+        root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names
+    )
     for name, of_output in sinks.items():
         if isinstance(of_output, preflight.CheckedSink):
             of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[name])
@@ -214,6 +216,8 @@ def start(
         observer=observer or _Silent(),
         warn=_LOG.warning,
     )
+    for change in changes:
+        _LOG.warning("the next batch that is computed rewrites all rows: %s", change)
     writer = rows.writeStream.foreachBatch(driver).option("checkpointLocation", checkpoint_spec.url)
     if name:
         writer = writer.queryName(name)

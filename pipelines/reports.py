@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pipelines.data_files import DataFile
 from pipelines.partitioning import Partitioning
 from statestore.commit_metrics import CommitMetrics
+from statestore.declared_columns import ColumnChange
 from statestore.engine.rows_digest import RowsDigest
 from statestore.errors import BaseIdMismatch, PartitionMissing, StatekeeperError
 from statestore.format.names import VersionId
@@ -22,7 +23,11 @@ def tag_of(fresh_id: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreReport:
-    """Load and commit of one store of a partition. `member`: its changelog, if the driver writes it into a batch log."""
+    """Load and commit of one store of a partition.
+
+    member          its changelog, if the driver writes it into a batch log
+    rewritten_rows  rows that got other columns, because the job has changed the columns of the state
+    """
 
     operator: int
     base: VersionId
@@ -30,6 +35,7 @@ class StoreReport:
     load: LoadReport
     commit: CommitMetrics
     member: bytes | None = None
+    rewritten_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +139,11 @@ def initial_digest(reports: Sequence[PartitionReport]) -> str | None:
     for of_partition in found:
         total.merge(of_partition)
     return str(total) if found else None
+
+
+def column_notes(changes: Mapping[int, ColumnChange], reports: Sequence[PartitionReport]) -> tuple[str, ...]:
+    """Return what a batch did to the columns of each changed store. The keys of `changes` are operator ids."""
+    return tuple(
+        f"{change}; {sum(one.stores[operator].rewritten_rows for one in reports):,} rows were rewritten"
+        for operator, change in changes.items()
+    )

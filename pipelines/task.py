@@ -28,6 +28,7 @@ from pipelines.stored import stored
 from pipelines.task_outputs import Tables, TaskOutputs
 from statestore.batch_times import BatchTimes
 from statestore.clock import Ids, RandomIds, SystemClock
+from statestore.declared_columns import ColumnChange
 from statestore.engine.rows_digest import RowsDigest
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
@@ -39,8 +40,8 @@ from statestore.format.state_rows import (
     encode_values,
 )
 from statestore.format.structure import Structure
-from statestore.format.types import arrow_schema
 from statestore.loading.open_copies import OpenCopies
+from statestore.new_columns import NewColumns
 from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from statestore.store import BatchLogPart, StateStore, StoreAddress, advance_local_copy
 from statestore.store_limits import StoreLimits
@@ -67,7 +68,7 @@ class TaskPlan:
     row_columns: pa.Schema
     partitioning: Partitioning
     assignments: Assignments
-    rewrites: Mapping[int, str]
+    rewrites: Mapping[int, ColumnChange]
     structure: Structure
     batch_log: BatchLogPart | None
     times: BatchTimes
@@ -205,13 +206,15 @@ class _Stores:
         self._worker = worker
         self._ids = ids
         self.stores: dict[str, StateStore] = {}
+        self._rewritten: dict[int, int] = {}
+        """Operator -> the rows that got other columns."""
 
     def open(self, stack: contextlib.ExitStack) -> Stores:
-        """Open the stores, and add the columns that the schema has gained. Leaving `stack` closes them."""
+        """Open the stores, and change the columns that the job declares otherwise. Leaving `stack` closes them."""
         for operator, store in enumerate(stored(self._plan.operator)):
             self.stores[store.name] = stack.enter_context(self._load(operator))
             if operator in self._plan.rewrites:
-                _rewrite(self.stores[store.name], arrow_schema(self._plan.rewrites[operator]), store.values)
+                self._rewritten[operator] = _rewrite(self.stores[store.name], self._plan.rewrites[operator].columns)
         return self.stores
 
     def _load(self, operator: int) -> StateStore:
@@ -246,6 +249,7 @@ class _Stores:
                     load=store.load_report,
                     commit=store.commit_metrics,
                     member=store.member,
+                    rewritten_rows=self._rewritten.get(operator, 0),
                 )
                 for operator, store in enumerate(self.stores.values())
             ),
@@ -267,15 +271,14 @@ def store_address(copies: Path, operator: int, partition: int) -> StoreAddress:
     return StoreAddress(StorePath(operator, partition), copies / f"{operator}-{partition}")
 
 
-def _rewrite(store: StateStore, older: pa.Schema, newer: pa.Schema) -> None:
-    """Convert each row to a schema with more columns at the end. Spark cannot distinguish rows of different widths, so
+def _rewrite(store: StateStore, columns: NewColumns) -> int:
+    """Convert each row to the new columns, and return their number. Spark cannot distinguish rows of different schemas, so
     all rows change in one version."""
-    added = list(newer)[len(older) :]
+    rows = 0
     for keys, values in _batched(store.scan()):
-        rows = decode_values(values, older)
-        for field in added:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-        store.put(keys, encode_values(rows))
+        store.put(keys, encode_values(columns.table(decode_values(values, columns.before))))
+        rows += len(keys)
+    return rows
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,20 +1,22 @@
 """The binding of a state root to its query, partitions and schemas, and its comparison with the declaration of a job.
 
-_statekeeper/binding.json           replaced only by a claim, a rescale, a schema evolution, and a rewind
-_statekeeper/schemas/<batch>.json   the value schemas from that batch on: columns were added at the end, or evolved
+_statekeeper/binding.json   replaced only by a claim, a rescale, a schema evolution, and a rewind
+
+The value schemas of a later batch are in `later_schemas`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from statestore import later_schemas
 from statestore.clock import Ids
-from statestore.declaration import require_same_inputs, require_same_start
+from statestore.declaration import column_changes, require_no_former_schema, require_same_inputs, require_same_start
+from statestore.declared_columns import ColumnChange, ColumnMapping
 from statestore.errors import (
     AlreadyExists,
     BatchConflict,
@@ -27,37 +29,15 @@ from statestore.errors import (
 from statestore.format import due_keys, names
 from statestore.format.json_object import json_object
 from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.format.untrusted import BAD_VALUES, parsed_json, partition_count
+from statestore.format.untrusted import BAD_VALUES, partition_count
+from statestore.later_schemas import LaterSchemas, OlderSchemas
 from statestore.storage import Storage, read_or_none
 from statestore.storage.exclusive import require_exclusive_create
+from statestore.store_schema import StoreSchema
 
 _FORMAT = 1
 _LATEST_SECONDS = 253_402_300_800.0
 """The year 10000, which a date cannot show."""
-
-_OF_VALUES = (
-    "declare the column as in the root. A start of the job adds only nullable columns at the end. For any other change of "
-    "value columns, stop the job and run: statekeeper evolve ROOT --schema FILE"
-)
-_OF_KEYS = "declare the column as in the root. Key columns cannot change; for other keys, use a new root"
-
-OlderSchemas = Mapping[int, Mapping[str, str]]
-"""The value schemas (store name -> Spark's JSON) before a change, by the batch that changed them."""
-
-
-@dataclass(frozen=True)
-class StoreSchema:
-    """One named store: Spark's JSON of its value schema and of its key schema, which starts with the key group.
-
-    prefix_columns  the first key columns, which are encoded on their own: the key group, and the time in an index of times
-
-    The operator id is its index in the binding: Spark resolves V2 ids only for the store `default` of an operator.
-    """
-
-    name: str
-    key_json: str
-    value_json: str
-    prefix_columns: int = PREFIX_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +56,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The properties of a root that no job changes, except for columns added at the end of a value.
+    """The properties of a root that no job changes, except for the value columns.
 
     claim       how the query became the owner; None for the query that created the root, and after a rewind
     former_ids  the ids that the query had before, and the former owners, oldest first: a sink has their batches
@@ -103,51 +83,67 @@ class Binding:
         return replace(self, query_id=query_id, claim=claim, former_ids=tuple(former))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bound:
     """The binding of a root with its newest value schemas, and the older ones.
 
-    `wanted_stores`: the schemas that the job declares. They may have more columns at the end, which the next computed batch
-    adds.
+    later     the recorded changes of value schemas
+    pending   the changes of value columns that the job declares, which the next computed batch makes and records
     """
 
     binding: Binding
     older: OlderSchemas
-    wanted_stores: tuple[StoreSchema, ...]
+    later: LaterSchemas
+    pending: tuple[ColumnChange, ...] = ()
 
     def grown(self, storage: Storage, batch: int) -> Bound:
         """Record that the state has the declared columns from `batch` on. Return self if it has them already.
 
-        Call it only before a batch is computed: a batch that the sink already contains has the older schema. Raises
+        Call it only for an attempt with these columns: a batch that the sink already contains has the older schema. Raises
         `SchemaMismatch` if an earlier attempt at the batch recorded another change.
         """
-        if self.binding.stores == self.wanted_stores:
+        if not self.pending:
             return self
-        values = {store.name: store.value_json for store in self.wanted_stores}
+        values = {store.name: store.value_json for store in self.binding.stores}
+        values |= {change.store: change.after for change in self.pending}
+        path, body = names.later_schema(batch), later_schemas.encode(values, self.pending)
         try:
-            storage.create(names.later_schema(batch), json.dumps(values, sort_keys=True).encode())
+            storage.create(path, body)
         except AlreadyExists as error:
             raise SchemaMismatch(
                 f"an earlier attempt at batch {batch} recorded a new schema, but this job declares a different schema; "
                 "the batch was not started",
-                path=names.later_schema(batch),
-                hint="run the batch with the schema in this file. Add the next column after the batch is committed",
+                path=path,
+                hint="run the batch with the schema in this file. Make the next change after the batch is committed",
             ) from error
-        binding, older = _evolved(self.binding, {batch: values})
-        return Bound(binding, {**self.older, **older}, self.wanted_stores)
+        later = {batch: later_schemas.parse(body, path)}
+        binding, older = _evolved(self.binding, later)
+        return Bound(binding=binding, older={**self.older, **older}, later={**self.later, **later})
+
+    def changes_at(self, batch: int) -> tuple[ColumnChange, ...]:
+        """Return the changes of columns with which `batch` begins: the recorded ones, otherwise those to make. Raises
+        `CorruptFile`."""
+        if batch not in self.later:
+            return self.pending
+        before, path = self.older[batch], names.later_schema(batch)
+        try:
+            return tuple(self.later[batch][name].change_from(name, before[name]) for name in before)
+        except BAD_VALUES as error:
+            raise CorruptFile(
+                "has schemas that do not fit those of the batch before; the batch was not started",
+                path=path,
+                hint="restore the file from a backup",
+            ) from error
 
 
-def schema_digest(stores: tuple[StoreSchema, ...]) -> str:
-    """Compute a digest of the schemas."""
-    body = json.dumps([[store.name, store.key_json, store.value_json] for store in stores])
-    return hashlib.sha256(body.encode()).hexdigest()
-
-
-def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
+def bind(
+    storage: Storage, wanted: Binding, *, batch: int, ids: Ids, mappings: Mapping[str, ColumnMapping] | None = None
+) -> Bound:
     """Read the binding of the root at `storage`. Create it from `wanted` if there is none and `batch` is 0.
 
-    Partitions, key groups and id of an existing root take precedence over those of `wanted`. Raises `RootLost`,
-    `ForeignRoot`, `SchemaMismatch`, and `NoExclusiveCreate` for a new root.
+    Partitions, key groups and id of an existing root take precedence over those of `wanted`. `mappings`: store name -> the
+    columns that the job has renamed or widened. Raises `RootLost`, `ForeignRoot`, `SchemaMismatch`, and
+    `NoExclusiveCreate` for a new root.
     """
     held = read_or_none(storage, names.BINDING)
     if held is None:
@@ -159,16 +155,19 @@ def bind(storage: Storage, wanted: Binding, *, batch: int, ids: Ids) -> Bound:
             storage.create(names.BINDING, held)
         except AlreadyExists:
             held = storage.read(names.BINDING)
-    return _bound(storage, held, wanted, batch)
+    return _bound(storage, held, wanted, batch, mappings or {})
 
 
-def require_bindable(storage: Storage, wanted: Binding, *, batch: int) -> None:
-    """Verify that `bind` would succeed, without a write. Raises as `bind`."""
+def require_bindable(
+    storage: Storage, wanted: Binding, *, batch: int, mappings: Mapping[str, ColumnMapping] | None = None
+) -> tuple[ColumnChange, ...]:
+    """Verify that `bind` would succeed, without a write. Returns the changes of columns to make. Raises as `bind`."""
     held = read_or_none(storage, names.BINDING)
     if held is not None:
-        _bound(storage, held, wanted, batch)
-    elif batch > 0:
+        return _bound(storage, held, wanted, batch, mappings or {}).pending
+    if batch > 0:
         raise _no_root(storage.url, batch)
+    return ()
 
 
 def _no_root(url: str, batch: int) -> RootLost:
@@ -179,7 +178,7 @@ def _no_root(url: str, batch: int) -> RootLost:
     )
 
 
-def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
+def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int, mappings: Mapping[str, ColumnMapping]) -> Bound:
     binding = parse_binding(held)
     if binding.query_id != wanted.query_id:
         raise ForeignRoot(
@@ -190,10 +189,29 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int) -> Bound:
         )
     require_same_start(storage, held=binding.initial, wanted=wanted.initial, batch=batch)
     require_same_inputs(storage.url, held=binding.inputs, wanted=wanted.inputs)
-    binding, older = _evolved(binding, _later_schemas(storage))
-    _require_growth_only(storage.url, binding.stores, wanted.stores)
-    _require_no_former_schema(storage.url, binding.stores, wanted.stores, older)
-    return Bound(binding, older, wanted.stores)
+    later = later_schemas.read(storage)
+    binding, older = _evolved(binding, later)
+    pending = tuple(column_changes(storage.url, binding.stores, wanted.stores, mappings))
+    require_no_former_schema(storage.url, pending, older)
+    return Bound(binding=binding, older=older, later=later, pending=pending)
+
+
+def changes_to(
+    storage: Storage, values: Mapping[str, str], mappings: Mapping[str, ColumnMapping]
+) -> tuple[ColumnChange, ...]:
+    """Return the changes of value columns that the start of a job would make. Keys are not compared.
+
+    values     store name -> the value schema that the job declares, in Spark's JSON
+    mappings   store name -> the columns that the job has renamed or widened
+
+    Raises `SchemaMismatch`, and as `read_binding`.
+    """
+    held, older = read_binding(storage)
+    keys = {store.name: store.key_json for store in held.stores}
+    declared = tuple(StoreSchema(name, keys.get(name, ""), value) for name, value in values.items())
+    pending = tuple(column_changes(storage.url, held.stores, declared, mappings))
+    require_no_former_schema(storage.url, pending, older)
+    return pending
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:
@@ -232,89 +250,16 @@ def read_binding(storage: Storage) -> tuple[Binding, OlderSchemas]:
 
     Raises `ObjectMissing`, `CorruptFile`, `UnknownFormatVersion`.
     """
-    return _evolved(parse_binding(storage.read(names.BINDING)), _later_schemas(storage))
+    return _evolved(parse_binding(storage.read(names.BINDING)), later_schemas.read(storage))
 
 
 def stores_at(storage: Storage, batch: int) -> tuple[StoreSchema, ...]:
     """Read the stores with the value schemas that were valid at a batch. Raises as `read_binding`."""
-    later = {since: values for since, values in _later_schemas(storage).items() if since <= batch}
+    later = {since: values for since, values in later_schemas.read(storage).items() if since <= batch}
     return _evolved(parse_binding(storage.read(names.BINDING)), later)[0].stores
 
 
-def _require_growth_only(url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...]) -> None:
-    if [store.name for store in held] != [store.name for store in asked]:
-        raise SchemaMismatch(
-            f"the root has the stores {[s.name for s in held]}, but the job declares {[s.name for s in asked]}; the batch "
-            f"was not started",
-            path=url,
-            hint="declare the stores of the root in the same order, or use a new root",
-        )
-    for mine, theirs in zip(held, asked, strict=True):
-        _compare(url, mine.name, "key", mine.key_json, theirs.key_json, may_grow=False)
-        _compare(url, mine.name, "value", mine.value_json, theirs.value_json, may_grow=True)
-
-
-def _require_no_former_schema(
-    url: str, held: tuple[StoreSchema, ...], asked: tuple[StoreSchema, ...], older: OlderSchemas
-) -> None:
-    """Reject a job that was not changed with the columns of the root: it would add a dropped column again, with nulls."""
-    for mine, theirs in zip(held, asked, strict=True):
-        former = [batch for batch, values in older.items() if values.get(mine.name) == theirs.value_json]
-        if former and mine.value_json != theirs.value_json:
-            raise SchemaMismatch(
-                f"store {mine.name!r}: the job declares the columns that the root had until batch {max(former)}; "
-                "`statekeeper evolve` has dropped a column since; the batch was not started",
-                path=url,
-                hint="declare the columns of the root. To add the dropped column again, run: statekeeper evolve ROOT "
-                "--schema FILE",
-            )
-
-
-def _compare(url: str, store: str, part: str, held_json: str, asked_json: str, *, may_grow: bool) -> None:
-    """Raises `SchemaMismatch` with the first difference that is not a nullable column added at the end."""
-    asked = json.loads(asked_json)["fields"]
-    try:
-        held = [{"name": f["name"], "type": f["type"], "nullable": f["nullable"], **f} for f in _fields_of(held_json)]
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            f"the {part} schema of store {store!r} cannot be parsed; the root cannot be opened",
-            path=names.BINDING,
-            hint="restore the file from a backup",
-        ) from error
-    for place in range(max(len(held), len(asked))):
-        mine = held[place] if place < len(held) else None
-        theirs = asked[place] if place < len(asked) else None
-        grows = mine is None and may_grow and theirs is not None and theirs["nullable"]
-        if mine != theirs and not grows:
-            raise SchemaMismatch(
-                f"store {store!r}, {part} column {place}: "
-                f"the root has {_column(mine)}, but the job declares {_column(theirs)}; the batch was not started",
-                path=url,
-                hint=_OF_VALUES if may_grow else _OF_KEYS,
-            )
-
-
-def _fields_of(schema_json: str) -> list[dict[str, Any]]:
-    return list(parsed_json(schema_json)["fields"])
-
-
-def _column(column: dict[str, Any] | None) -> str:
-    if column is None:
-        return "none"
-    kind = column["type"] if isinstance(column["type"], str) else json.dumps(column["type"])
-    return f"{column['name']}: {kind}{'' if column['nullable'] else ' not null'}"
-
-
-def _later_schemas(storage: Storage) -> Mapping[int, dict[str, str]]:
-    found = {}
-    for entry in storage.list(names.SCHEMAS):
-        batch = names.parse_batch(entry.path.removesuffix(".json"))
-        if batch is not None:
-            found[batch] = {str(k): str(v) for k, v in json_object(storage.read(entry.path), entry.path).items()}
-    return dict(sorted(found.items()))
-
-
-def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Binding, OlderSchemas]:
+def _evolved(binding: Binding, later: LaterSchemas) -> tuple[Binding, OlderSchemas]:
     """Apply the later value schemas to the binding. Return it with the older schemas."""
     previous: dict[int, dict[str, str]] = {}
     for batch, values in later.items():
@@ -325,9 +270,10 @@ def _evolved(binding: Binding, later: Mapping[int, dict[str, str]]) -> tuple[Bin
                 path=names.later_schema(batch),
                 hint="restore the file from a backup",
             )
-        previous[batch] = {name: before[name] for name, value in values.items() if before[name] != value}
+        after = {name: schema.value_json for name, schema in values.items()}
+        previous[batch] = {name: before[name] for name, value in after.items() if before[name] != value}
         binding = replace(
-            binding, stores=tuple(replace(s, value_json=values.get(s.name, s.value_json)) for s in binding.stores)
+            binding, stores=tuple(replace(s, value_json=after.get(s.name, s.value_json)) for s in binding.stores)
         )
     return binding, previous
 

@@ -1,10 +1,18 @@
-"""Comparison of the declaration of a job with the binding of its root: the initial rows and the inputs."""
+"""Comparison of the declaration of a job with the binding of its root: stores, keys, initial rows and inputs."""
 
 from __future__ import annotations
 
-from statestore.errors import SchemaMismatch, WrongInitial
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+from statestore.declared_columns import NO_MAPPING, ColumnChange, ColumnMapping, change_of, column_text
+from statestore.errors import CorruptFile, SchemaMismatch, WrongInitial
 from statestore.format import names
+from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.later_schemas import OlderSchemas
 from statestore.storage import Storage
+from statestore.store_schema import StoreSchema
 
 
 def require_same_start(storage: Storage, *, held: bool, wanted: bool, batch: int) -> None:
@@ -38,3 +46,62 @@ def require_same_inputs(url: str, *, held: tuple[str, ...], wanted: tuple[str, .
             path=url,
             hint="declare the inputs of the root. For other inputs, start with a new root and a new checkpoint",
         )
+
+
+def column_changes(
+    url: str,
+    held: tuple[StoreSchema, ...],
+    declared: tuple[StoreSchema, ...],
+    mappings: Mapping[str, ColumnMapping],
+) -> Iterator[ColumnChange]:
+    """Yield the changes of value columns. Raises `SchemaMismatch` for other stores, other keys, and as `change_of`."""
+    if [store.name for store in held] != [store.name for store in declared]:
+        raise SchemaMismatch(
+            f"the root has the stores {[s.name for s in held]}, but the job declares {[s.name for s in declared]}; the "
+            f"batch was not started",
+            path=url,
+            hint="declare the stores of the root in the same order, or use a new root",
+        )
+    for mine, theirs in zip(held, declared, strict=True):
+        try:
+            _require_same_key(url, mine, theirs)
+            change = change_of(mine.name, mine.value_json, theirs.value_json, mappings.get(mine.name, NO_MAPPING), url)
+        except BAD_VALUES as error:
+            raise CorruptFile(
+                f"a schema of store {mine.name!r} cannot be parsed; the root cannot be opened",
+                path=names.BINDING,
+                hint="restore the file from a backup",
+            ) from error
+        if change is not None:
+            yield change
+
+
+def require_no_former_schema(url: str, pending: tuple[ColumnChange, ...], older: OlderSchemas) -> None:
+    """Reject a job that was not changed with the columns of the root: it would add a dropped column again, with nulls."""
+    for change in pending:
+        former = [batch for batch, values in older.items() if values.get(change.store) == change.after]
+        if former and change.adds:
+            raise SchemaMismatch(
+                f"store {change.store!r}: the job declares the columns that the root had until batch {max(former)}; "
+                "`statekeeper evolve` has dropped a column since; the batch was not started",
+                path=url,
+                hint="declare the columns of the root. To add the dropped column again, run: statekeeper evolve ROOT "
+                "--schema FILE",
+            )
+
+
+def _require_same_key(url: str, held: StoreSchema, declared: StoreSchema) -> None:
+    """Raise `SchemaMismatch` with the first difference of the key columns."""
+    mine, theirs = (parsed_json(store.key_json)["fields"] for store in (held, declared))
+    for place, (has, declares) in enumerate(zip_longest(mine, theirs)):
+        if has is None or declares is None or any(has[part] != declares[part] for part in ("name", "type", "nullable")):
+            raise SchemaMismatch(
+                f"store {held.name!r}, key column {place}: the root has {_column(has)}, but the job declares "
+                f"{_column(declares)}; the batch was not started",
+                path=url,
+                hint="declare the column as in the root. Key columns cannot change; for other keys, use a new root",
+            )
+
+
+def _column(column: dict[str, Any] | None) -> str:
+    return "none" if column is None else column_text(column)

@@ -4,7 +4,8 @@ The driver of a job uses a `StateRoot`; its tasks use stores. Files are created 
 loadable root after a crash at any point:
 
     binding.json -> metadata, operator metadata, schema files     once
-    offsets/N -> (changelogs, by the tasks) -> pending/N-<attempt> -> (the sink) -> commits/N
+    offsets/N -> (changelogs, by the tasks) -> schemas/N.json, if columns change -> pending/N-<attempt> -> (the sink)
+        -> commits/N
 
 With batch logs, one object takes the place of `pending/N-<attempt>` and of the small changelogs (FLIP-158).
 
@@ -24,8 +25,9 @@ from typing import Any
 from statestore import attempts, catalog, switch_journal
 from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition, parsed_position, position_json
 from statestore.batch_times import BatchTimes
-from statestore.binding import Binding, Bound, bind, require_bindable, require_owner, schema_digest
+from statestore.binding import Binding, Bound, bind, require_bindable, require_owner
 from statestore.clock import Ids
+from statestore.declared_columns import ColumnChange, ColumnMapping
 from statestore.errors import (
     AlreadyExists,
     BatchConflict,
@@ -42,6 +44,7 @@ from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
 from statestore.query_metrics import QueryMetrics
 from statestore.storage import Storage, read_or_none
+from statestore.store_schema import schema_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +102,24 @@ class StateRoot:
 
     @classmethod
     def open(
-        cls, storage: Storage, wanted: Binding, *, batch: int, ids: Ids, structure: Structure = Structure.V2
+        cls,
+        storage: Storage,
+        wanted: Binding,
+        *,
+        batch: int,
+        ids: Ids,
+        structure: Structure = Structure.V2,
+        mappings: Mapping[str, ColumnMapping] | None = None,
     ) -> StateRoot:
         """Open the root at `storage` for the query and schemas of `wanted`, before `batch`.
 
-        `structure`: that of a new root; `begin` rejects a root with another structure. Raises as `bind`, `HalfSwitched`.
+        structure   that of a new root; `begin` rejects a root with another structure
+        mappings    store name -> the columns that the job has renamed or widened
+
+        Raises as `bind`, `HalfSwitched`.
         """
         switch_journal.require_none(storage)
-        root = cls(storage, bind(storage, wanted, batch=batch, ids=ids), structure)
+        root = cls(storage, bind(storage, wanted, batch=batch, ids=ids, mappings=mappings), structure)
         root._write_descriptions()
         return root
 
@@ -152,14 +165,17 @@ class StateRoot:
         )
         return Ready(bases, self._times)
 
-    def rewrites(self, batch: int) -> Mapping[int, str]:
-        """Record columns that the job added, before `batch` is computed.
+    def rewrites(self, batch: int) -> Mapping[int, ColumnChange]:
+        """Return operator -> the change of columns with which `batch` must rewrite the existing rows. Writes nothing."""
+        changes = {change.store: change for change in self._bound.changes_at(batch)}
+        return {op: changes[store.name] for op, store in enumerate(self.binding.stores) if store.name in changes}
 
-        Returns operator -> the value schema of the existing rows, if the batch must rewrite them with a newer schema.
+    def record_changes(self, batch: int) -> None:
+        """Record the columns that the job added, renamed or widened, before the record of an attempt that has them.
+
+        An attempt that fails earlier leaves the columns as they were, so that the former job can start again.
         """
         self._bound = self._bound.grown(self.storage, batch)
-        older = self._bound.older.get(batch, {})
-        return {op: older[store.name] for op, store in enumerate(self.binding.stores) if store.name in older}
 
     def schema(self) -> str:
         """Compute the digest of the schemas of the newest computed batch."""
@@ -386,13 +402,21 @@ def _initial_rows(digest: object) -> str:
     return "no rows" if digest is None else f"{str(digest).partition(':')[0]} rows"
 
 
-def require_startable(storage: Storage, wanted: Binding, *, committed: int | None, structure: Structure) -> None:
+def require_startable(
+    storage: Storage,
+    wanted: Binding,
+    *,
+    committed: int | None,
+    structure: Structure,
+    mappings: Mapping[str, ColumnMapping] | None = None,
+) -> tuple[ColumnChange, ...]:
     """Verify that the next batch of a query can start with this root, without a write. Raises as `StateRoot.begin`.
 
     `committed`: the newest batch in the commit log of the query's checkpoint. A missing root of a new query is accepted.
+    Returns the changes of value columns that the batch makes.
     """
     switch_journal.require_none(storage)
-    require_bindable(storage, wanted, batch=-1 if committed is None else committed + 1)
+    changes = require_bindable(storage, wanted, batch=-1 if committed is None else committed + 1, mappings=mappings)
     head = catalog.newest_batch(storage)
     if committed is not None and (head is None or head < committed):
         raise RootLost(
@@ -404,6 +428,7 @@ def require_startable(storage: Storage, wanted: Binding, *, committed: int | Non
     if head is not None:
         path = names.commits(head)
         _require_structure(storage.url, path, logs.parse_commit(storage.read(path), path), structure)
+    return changes
 
 
 def _require_structure(url: str, path: str, log: logs.CommitLog, wanted: Structure) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statestore.binding import StoreSchema
 from statestore.format import due_keys
+from statestore.store_schema import StoreSchema
 
 TIMERS = "timers"
 TIMERS_DUE = "timers_due"

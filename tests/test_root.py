@@ -10,19 +10,16 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Barrier
 
-import pyarrow as pa
 import pytest
 
 from statestore import catalog
 from statestore.batch_times import BatchTimes
-from statestore.binding import StoreSchema
 from statestore.errors import (
     BatchConflict,
     CorruptFile,
     ForeignRoot,
     OtherStructure,
     RootLost,
-    SchemaMismatch,
     StorageError,
     UnknownFormatVersion,
 )
@@ -35,11 +32,9 @@ from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash,
 from tests.support.roots import (
     GROWN,
     IDS,
-    KEYS,
     OTHER_QUERY,
     PARTITIONS,
     QUERY,
-    VALUES,
     World,
     fresh_ids,
     ids_of,
@@ -338,88 +333,3 @@ def test_an_invalid_pending_attempt_is_rejected_with_a_typed_error(storage: Stor
     storage.create(names.pending(0, attempt), body)
     with pytest.raises(CorruptFile, match="pending"):
         opened(storage).pending(0, attempt)
-
-
-# -- schemas -----------------------------------------------------------------------------------------------------------
-
-LEGS, MEAN = VALUES
-DIFFERENCES = {
-    "another type": (store(pa.schema([("legs", pa.int32()), MEAN])), "value column 0.*legs: long.*legs: integer"),
-    "another name": (store(pa.schema([("hops", pa.int64()), MEAN])), "value column 0.*legs: long.*hops: long"),
-    "nullable": (
-        store(pa.schema([LEGS, ("mean", pa.float64())])),
-        "value column 1.*mean: double not null.*declares mean: double;",
-    ),
-    "one less": (store(pa.schema([LEGS])), "value column 1.*mean: double not null.*declares none"),
-    "another order": (store(pa.schema([MEAN, LEGS])), "value column 0.*legs: long.*mean: double"),
-    "added in front": (store(pa.schema([GROWN.field(2), LEGS, MEAN])), "value column 0.*legs: long.*worst: double"),
-    "added not null": (
-        store(VALUES.append(pa.field("worst", pa.float64(), nullable=False))),
-        "value column 2.*has none.*worst: double not null",
-    ),
-    "another key": (store(keys=pa.schema([("tail", pa.int64())])), "key column 1.*tail: string.*tail: long"),
-    "a key more": (store(keys=KEYS.append(pa.field("leg", pa.int64()))), "key column 2.*has none.*leg: long"),
-}
-
-
-@pytest.mark.parametrize(("declared", "difference"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
-def test_a_different_schema_is_rejected_with_the_difference(
-    storage: Storage, declared: StoreSchema, difference: str
-) -> None:
-    World().run(storage, 0)
-    before = [entry.path for entry in storage.list("")]
-    with pytest.raises(SchemaMismatch, match=f"store 'default', {difference}.*-> declare the column as in the root"):
-        opened(storage, wanted(declared), batch=1)
-    assert [entry.path for entry in storage.list("")] == before
-
-
-def test_other_stores_are_rejected(storage: Storage) -> None:
-    World().run(storage, 0)
-    with pytest.raises(
-        SchemaMismatch, match=r"has the stores \['default'\], but the job declares \['default', 'more'\]"
-    ):
-        opened(storage, wanted(store(), store(name="more")))
-
-
-def schema_for_spark(storage: Storage) -> str:
-    return operators.parse_schema(storage.read(names.state_schema(0)), "schema")[1]
-
-
-def test_an_added_nullable_column_is_recorded_and_in_sparks_schema_once_the_rows_have_it(storage: Storage) -> None:
-    World().run(storage, 0)
-    root = opened(storage, wanted(store(GROWN)), batch=1)
-    root.begin(1, outer(1))
-    assert root.binding.stores == (store(),)
-    assert root.rewrites(1) == {0: store().value_json}
-    assert root.binding.stores == (store(GROWN),)
-    assert json.loads(storage.read(names.later_schema(1))) == {"default": store(GROWN).value_json}
-    assert schema_for_spark(storage) == store().value_json
-    root.commit(1, fresh_ids(root))
-    assert schema_for_spark(storage) == store(GROWN).value_json
-    later = opened(storage, wanted(store(GROWN)), batch=2)
-    later.begin(2, outer(2))
-    assert later.rewrites(2) == {}
-    with pytest.raises(SchemaMismatch, match="value column 2: the root has worst: double, but the job declares none"):
-        opened(storage, wanted(), batch=2)
-
-
-def test_columns_can_be_added_repeatedly(storage: Storage) -> None:
-    values = VALUES
-    for batch in range(4):
-        root = opened(storage, wanted(store(values)), batch)
-        root.begin(batch, outer(batch))
-        assert set(root.rewrites(batch)) == ({0} if batch else set())
-        root.commit(batch, fresh_ids(root))
-        assert schema_for_spark(storage) == store(values).value_json
-        values = values.append(pa.field(f"column_{batch}", pa.string()))
-
-
-def test_a_second_column_before_the_commit_of_the_first_is_rejected_with_a_typed_error(storage: Storage) -> None:
-    World().run(storage, 0)
-    opened(storage, wanted(store(GROWN)), batch=1).rewrites(1)
-    more = opened(storage, wanted(store(GROWN.append(pa.field("best", pa.float64())))), batch=1)
-    with pytest.raises(
-        SchemaMismatch, match=r"schemas/1\.json: an earlier attempt at batch 1 recorded a new schema.* -> run the batch"
-    ):
-        more.rewrites(1)
-    assert opened(storage, wanted(store(GROWN)), batch=1).rewrites(1) == {0: store().value_json}

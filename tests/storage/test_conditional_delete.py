@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.binding import Binding, StoreSchema, bind
+from statestore.binding import Binding, bind
 from statestore.clock import RandomIds
 from statestore.errors import NoExclusiveCreate
 from statestore.storage import TEMP_FOLDER, Deletion, Storage, open_storage
 from statestore.storage.exclusive import require_exclusive_create
+from statestore.store_schema import StoreSchema
 from tests.support.s3_server import S3Server, Wire
 
 

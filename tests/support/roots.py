@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from statestore import catalog
-from statestore.binding import Binding, StoreSchema
+from statestore.binding import Binding
 from statestore.clock import RandomIds
+from statestore.declared_columns import NO_MAPPING, ColumnMapping
 from statestore.format import logs, names, operators
 from statestore.format.state_rows import key_schema
 from statestore.format.structure import Structure
 from statestore.format.types import spark_schema_json
 from statestore.root import Done, Pending, StateRoot
 from statestore.storage import Storage
+from statestore.store_schema import StoreSchema
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 OTHER_QUERY = "22222222-0000-4000-8000-000000000000"
@@ -47,9 +49,20 @@ def outer(batch: int, source: str = "flights") -> logs.OffsetLog:
 
 
 def opened(
-    storage: Storage, binding: Binding | None = None, batch: int = 0, structure: Structure = Structure.V2
+    storage: Storage,
+    binding: Binding | None = None,
+    batch: int = 0,
+    structure: Structure = Structure.V2,
+    mapping: ColumnMapping = NO_MAPPING,
 ) -> StateRoot:
-    return StateRoot.open(storage, binding or wanted(), batch=batch, ids=IDS, structure=structure)
+    return StateRoot.open(
+        storage,
+        binding or wanted(),
+        batch=batch,
+        ids=IDS,
+        structure=structure,
+        mappings=dict.fromkeys(["default"], mapping),
+    )
 
 
 def fresh_ids(root: StateRoot) -> dict[int, tuple[str, ...]]:
@@ -74,7 +87,7 @@ class World:
             assert pending is not None, "the sink holds an attempt that nobody wrote down"
         else:
             attempt = IDS.fresh()
-            root.rewrites(batch)
+            root.record_changes(batch)
             pending = Pending(
                 batch=batch,
                 attempt=attempt,

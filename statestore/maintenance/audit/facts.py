@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import TypeVar
 
-from statestore.binding import Binding, OlderSchemas
+from statestore.binding import Binding
 from statestore.catalog import StoreFiles
 from statestore.chain import Chain
 from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
@@ -20,6 +20,7 @@ from statestore.format.names import StorePath, VersionId
 from statestore.format.operators import OperatorMetadata
 from statestore.format.provider import Provider
 from statestore.format.state_conf import shuffle_partitions
+from statestore.later_schemas import OlderSchemas
 from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
 from statestore.origin import Origin

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from statestore import catalog, stateless, switch_journal
-from statestore.binding import Binding, OlderSchemas, read_binding
+from statestore.binding import Binding, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.local_errors import translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
@@ -19,6 +19,7 @@ from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import OURS, StateConf, state_conf
+from statestore.later_schemas import OlderSchemas
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line, verification
 from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt

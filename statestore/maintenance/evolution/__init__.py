@@ -1,11 +1,11 @@
 """Changes of the value columns of own roots: columns added with a default, dropped, widened and renamed.
 
-    read_schema_file(path)  ->  Evolve  ->  evolutions(stores, evolve)  ->  Evolution of each changed store
+    read_schema_file(path)  ->  Evolve  ->  evolutions(stores, evolve)  ->  NewColumns of each changed store
 
 `rewrites` plans and executes them. Key columns do not change, because each row is in the partition of its key.
 """
 
-from statestore.maintenance.evolution.columns import Evolution, NewColumn, evolution_of, require_untimed
+from statestore.maintenance.evolution.columns import evolution_of, require_untimed, schema_change
 from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
 from statestore.maintenance.evolution.rows import EvolvedRows
 from statestore.maintenance.evolution.schema_file import parse_changes, read_schema_file
@@ -13,13 +13,12 @@ from statestore.maintenance.evolution.schema_file import parse_changes, read_sch
 __all__ = [
     "AddedColumn",
     "ColumnChanges",
-    "Evolution",
     "Evolve",
     "EvolvedRows",
-    "NewColumn",
     "Widened",
     "evolution_of",
     "parse_changes",
     "read_schema_file",
     "require_untimed",
+    "schema_change",
 ]

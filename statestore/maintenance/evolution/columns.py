@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from statestore.binding import StoreSchema
 from statestore.errors import SchemaMismatch, StatekeeperError
 from statestore.format.state_rows import PREFIX_COLUMNS
 from statestore.format.types import arrow_schema, spark_schema_json
+from statestore.format.widening import is_wider, wider_types
 from statestore.journal_parts import SchemaChange
 from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
-from statestore.maintenance.evolution.widening import is_wider, wider_types
 from statestore.maintenance.given_values import typed_texts
+from statestore.new_columns import NewColumn, NewColumns
+from statestore.store_schema import StoreSchema
 from statestore.timed_stores import EXPIRES_AT, TIMERS_DUE, index_of
 
 _NOTHING = "nothing was changed"
@@ -26,34 +26,12 @@ _SQL_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint"
 """Spark's names of types in SQL that differ from those in its JSON."""
 
 
-@dataclass(frozen=True)
-class NewColumn:
-    """A value column afterwards. `source`: the place of the present column; None if it is new and has the default."""
-
-    field: pa.Field
-    source: int | None
-    default: pa.Scalar | None = None
+def schema_change(columns: NewColumns) -> SchemaChange:
+    """Return both schemas in Spark's JSON."""
+    return SchemaChange(spark_schema_json(columns.before), spark_schema_json(columns.after))
 
 
-@dataclass(frozen=True)
-class Evolution:
-    """The value columns of one store before and after."""
-
-    before: pa.Schema
-    columns: tuple[NewColumn, ...]
-
-    @property
-    def after(self) -> pa.Schema:
-        """The new value columns."""
-        return pa.schema([column.field for column in self.columns])
-
-    @property
-    def change(self) -> SchemaChange:
-        """Both schemas in Spark's JSON."""
-        return SchemaChange(spark_schema_json(self.before), spark_schema_json(self.after))
-
-
-def evolution_of(store: StoreSchema, changes: ColumnChanges) -> Evolution:
+def evolution_of(store: StoreSchema, changes: ColumnChanges) -> NewColumns:
     """Apply the changes to the value columns of a store.
 
     Raises `SchemaMismatch` for an unknown column, a key column, two columns of one name, a type that is not wider, and a
@@ -71,7 +49,7 @@ def evolution_of(store: StoreSchema, changes: ColumnChanges) -> Evolution:
         field = pa.field(name, _type(added.type, f"stores.{store.name}.add.{name}"), added.nullable)
         columns.append(NewColumn(field, None, _default(store.name, field, added)))
     _require_unique(store.name, [column.field.name for column in columns], keys)
-    evolution = Evolution(before, tuple(columns))
+    evolution = NewColumns(before, tuple(columns))
     if evolution.after == before:
         raise _wrong(store.name, "the changes give the present columns", "remove this store from the file")
     return evolution

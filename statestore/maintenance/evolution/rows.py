@@ -8,36 +8,35 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import CorruptFile, SchemaMismatch
+from statestore.errors import CorruptFile
 from statestore.format.lossless import lossless
 from statestore.format.row_encodings import Rows
 from statestore.format.state_rows import decode_values, encode_values
-from statestore.maintenance.evolution.columns import Evolution, NewColumn
+from statestore.new_columns import NewColumns
 
 
 @dataclass(frozen=True)
 class EvolvedRows:
     """Encodes the values of one store with its new columns. Keys keep their bytes."""
 
-    evolution: Evolution
+    columns: NewColumns
 
     def table(self, values: pa.Table) -> pa.Table:
         """Return decoded values with the new columns."""
-        arrays = [_column(values, column) for column in self.evolution.columns]
-        return pa.Table.from_arrays(arrays, schema=self.evolution.after)
+        return self.columns.table(values)
 
     def converted(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
         """Encode present rows with the new columns. Raises `CorruptFile` for a row that does not fit the present schema."""
-        return keys, _encoded(self.table(_decoded(values, self.evolution.before)))
+        return keys, _encoded(self.table(_decoded(values, self.columns.before)))
 
     def of_source(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
         """Return present rows with the columns that remain. The digests of these must be equal before and after."""
-        return keys, _encoded(_decoded(values, self.evolution.before).select([place for _, place in self._kept]))
+        return keys, _encoded(_decoded(values, self.columns.before).select([place for _, place in self._kept]))
 
     def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
         """Return new rows as `of_source`, with the present types. Raises `CorruptFile` for a value that is no default."""
-        table, before = _decoded(values, self.evolution.after), self.evolution.before
-        for place, column in enumerate(self.evolution.columns):
+        table, before = _decoded(values, self.columns.after), self.columns.before
+        for place, column in enumerate(self.columns.columns):
             if column.source is None and not _is_all(table.column(place), column.default):
                 raise CorruptFile(
                     f"the added column {column.field.name} has a value other than its default; nothing was published",
@@ -51,21 +50,8 @@ class EvolvedRows:
     @property
     def _kept(self) -> list[tuple[int, int]]:
         """The places of the remaining columns, afterwards and now."""
-        columns = enumerate(self.evolution.columns)
+        columns = enumerate(self.columns.columns)
         return [(place, column.source) for place, column in columns if column.source is not None]
-
-
-def _column(values: pa.Table, column: NewColumn) -> pa.ChunkedArray:
-    if column.source is None:
-        return pa.chunked_array([pa.repeat(column.default, values.num_rows)])
-    try:
-        return lossless(values.column(column.source), column.field.type)
-    except (pa.ArrowException, ValueError) as error:
-        raise SchemaMismatch(
-            f"a value of column {values.schema.names[column.source]} does not fit the type {column.field.type}: {error}; "
-            f"the present rows are unchanged",
-            hint="if an evolution is half done, reverse it with --abort. Remove its entry for this column",
-        ) from error
 
 
 def _is_all(found: pa.ChunkedArray, default: pa.Scalar | None) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from statestore.errors import SchemaMismatch
 from statestore.format.names import DEFAULT_STORE, StorePath
 from statestore.format.structure import Structure
-from statestore.maintenance.evolution import Evolution, Evolve, EvolvedRows, evolution_of, require_untimed
+from statestore.maintenance.evolution import Evolve, EvolvedRows, evolution_of, require_untimed
 from statestore.maintenance.rewrites.plans import RewriteFacts, StoreGroup
 from statestore.maintenance.switchover import SwitchoverFacts
+from statestore.new_columns import NewColumns
 from statestore.origin import Origin
 
 
-def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, Evolution]:
+def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, NewColumns]:
     """Compare the changes with the present columns. Returns the evolution of each changed store by its name; none while the
     root cannot be evolved at all, or while another rewrite is half done.
 
@@ -34,7 +35,7 @@ def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, Evolution]:
     return {name: evolution_of(stores[name], changes) for name, changes in goal.stores.items() if stores}
 
 
-def evolved_groups(facts: RewriteFacts, evolved: Mapping[str, Evolution]) -> Iterator[StoreGroup]:
+def evolved_groups(facts: RewriteFacts, evolved: Mapping[str, NewColumns]) -> Iterator[StoreGroup]:
     """Yield the stores to rewrite. Each partition becomes the partition with its number."""
     for operator in facts.operators:
         if operator.name in evolved:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from statestore import catalog, switch_journal
-from statestore.binding import StoreSchema, read_binding, stores_at
+from statestore.binding import read_binding, stores_at
 from statestore.contents import Contents, Layout, layout
 from statestore.counts import counted
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
@@ -24,6 +24,7 @@ from statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, R
 from statestore.maintenance.switchover import SwitchoverFacts
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, read_or_none
+from statestore.store_schema import StoreSchema
 from statestore.switch_journal import OpenJournal
 
 

@@ -11,7 +11,7 @@ from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance.evolution import Evolve
+from statestore.maintenance.evolution import Evolve, schema_change
 from statestore.maintenance.rewrites.evolve import evolutions, evolved_groups, of_root
 from statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
 from statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
@@ -81,7 +81,7 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
         origin=stopped.origin,
         load=goal if isinstance(goal, Load) else None,
         evolve=goal if isinstance(goal, Evolve) else None,
-        schemas={name: one.change for name, one in evolved.items()},
+        schemas={name: schema_change(one) for name, one in evolved.items()},
         heads={one.store: one.head for one in stopped.stores} if isinstance(goal, Evolve) else {},
     )
 

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from statestore.binding import StoreSchema
 from statestore.contents import Layout
 from statestore.errors import StatekeeperError
 from statestore.format import logs, names
@@ -30,6 +29,7 @@ from statestore.maintenance.savepoints.saved import Saved, SavedTable
 from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
 from statestore.origin import Origin
 from statestore.storage import Storage
+from statestore.store_schema import StoreSchema
 from statestore.switch_journal import OpenJournal, RewriteKind
 
 Partitions = npt.NDArray[np.int32]
