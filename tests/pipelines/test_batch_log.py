@@ -76,7 +76,7 @@ def test_the_figures_of_the_batches_are_in_the_reports_and_in_the_root(stream):
     assert metrics_at(storage, 0) is None
 
 
-@pytest.mark.parametrize("dies_at", [Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+@pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
 def test_a_driver_that_dies_around_the_sink_leaves_state_and_sink_equal(stream, dies_at):
     stream.append(rows_of((1, 10), (2, 7)))
     stream.append(rows_of((1, -1), (2, -2)))

@@ -83,7 +83,9 @@ def stop_at(batch: int, phase: Phase) -> Watching:
     return once(batch, phase, fail)
 
 
-@pytest.mark.parametrize("log", LogLayout, ids=lambda one: one.value)
+@pytest.mark.parametrize(
+    "log", [pytest.param(LogLayout.STORES, marks=pytest.mark.slow), LogLayout.BATCH], ids=lambda one: one.value
+)
 def test_a_job_whose_next_batch_failed_runs_it_again_on_the_edited_state(
     session: SparkSession, tmp_path: Path, log: LogLayout
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_recorded_attempt_at_the_next_batch_blocks_the_edit_and_the_undo(
     assert_continued(job, state, range(BATCHES + 1, BATCHES + 2))
 
 
+@pytest.mark.slow
 def test_a_job_continues_after_the_undo_of_an_edit_as_without_it(session: SparkSession, tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.feed(BATCHES).run(session)
@@ -172,6 +175,7 @@ def _sum_up(rows: pa.Table, state: pa.Table) -> Update:
     return Update(output=total, state=total)
 
 
+@pytest.mark.slow
 def test_a_root_in_a_bucket_is_edited_and_the_edit_is_undone(
     delta_session: SparkSession, s3_server: S3Server, tmp_path: Path
 ) -> None:

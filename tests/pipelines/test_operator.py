@@ -238,7 +238,7 @@ def test_the_sessions_time_zone_does_not_move_a_moment(delta_session, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("dies_at", [Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN])
+@pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
 def test_a_key_of_a_batch_that_is_repeated_is_counted_once(stream, dies_at):
     def die(batch: int, phase: Phase) -> None:
         if (batch, phase) == (1, dies_at):

@@ -75,6 +75,7 @@ def test_a_job_continues_on_a_new_host_from_a_rescaled_and_collected_root(job: J
     clean(open_storage(str(job.root)), job.folder / "scratch")
 
 
+@pytest.mark.slow
 def test_a_job_in_a_bucket_continues_on_a_new_host_after_each_rescale(
     session: SparkSession, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,9 @@ def test_the_rows_have_the_new_columns_and_the_job_continues_with_them(root: Sto
 
 
 def test_a_job_with_the_old_columns_is_rejected_with_the_name_of_the_verb(root: Storage, tmp_path: Path) -> None:
-    with pytest.raises(SchemaMismatch, match="declares currency: string not null, which the root does not have") as early:
+    with pytest.raises(
+        SchemaMismatch, match="declares currency: string not null, which the root does not have"
+    ) as early:
         opened(root, declared(NEW, PLAIN), 2)
     assert "statekeeper evolve ROOT --schema" in str(early.value.hint)
     running = opened(root, declared(OLD, PLAIN), 2)
