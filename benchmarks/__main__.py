@@ -22,6 +22,7 @@ QUESTIONS: Mapping[str, str] = {
     "early_upload": "How long is a commit with many changes?",
     "timed_rows": "How fast are windows, timers and a TTL?",
     "expiry_cost": "What do timers and expiring state cost?",
+    "idle_ticks": "What does a tick cost if nothing is due?",
     "tail_latency": "How much do slow requests delay a batch?",
     "snapshot_cost": "How long do a snapshot and a load take?",
     "maintenance_requests": "How many requests do audit and retention send?",

@@ -62,6 +62,7 @@ def start_ours(
     key_groups: int = 128,
     tasks: int | None = None,
     operator: StatefulOperator = OPERATOR,
+    tick: str | None = None,
 ) -> StreamingQuery:
     """Start a query with the operator of `pipelines`."""
     query = start(
@@ -76,6 +77,7 @@ def start_ours(
         tasks=tasks,
         host=Host(str(folder / "local")),
         observer=observer,
+        tick=tick,
         trigger={"processingTime": "0 seconds"},
     )
     return query.streaming_query

@@ -103,7 +103,7 @@ def _on_timer(keys: pa.Table, state: pa.Table, batch: Batch) -> Update:
     return Update(state.slice(0, 0))
 
 
-_TIMED = StatefulOperator(
+TIMED = StatefulOperator(
     keys=["key"],
     order_by=[],
     state=spark_peers.OPERATOR.stores["default"],
@@ -117,7 +117,7 @@ _TIMED = StatefulOperator(
 
 def _our_timers(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
     del session
-    return spark_peers.start_ours(rows, folder, PARTITIONS, operator=_TIMED)
+    return spark_peers.start_ours(rows, folder, PARTITIONS, operator=TIMED)
 
 
 class _CountFrames(spark_peers.CountFrames):

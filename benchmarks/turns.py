@@ -74,6 +74,12 @@ class Contender:
             sleep(_POLL_SECONDS)
         raise TimeoutError(f"{self.name}: batch {batch}")
 
+    def next_milliseconds(self) -> float:
+        """Wait for the batch after the newest one, and return its duration in milliseconds."""
+        # Spark also reports triggers that ran no batch.
+        batches = [one["batchId"] for one in self.query.recentProgress if "addBatch" in one["durationMs"]]
+        return self.milliseconds(max(batches, default=-1) + 1)
+
     def run(self, file: Path) -> float:
         """Run one batch, and return its duration in milliseconds."""
         self.feed(file)
@@ -88,7 +94,7 @@ def compared(session: SparkSession, starts: Mapping[str, Start], course: Course)
         file = _files(folder / "input", course.keys)
         with contextlib.ExitStack() as running:
             contenders = [
-                running.enter_context(_started(session, who, start, folder / str(number)))
+                running.enter_context(started(session, who, start, folder / str(number)))
                 for number, (who, start) in enumerate(starts.items())
             ]
             for contender in contenders:
@@ -103,7 +109,8 @@ def compared(session: SparkSession, starts: Mapping[str, Start], course: Course)
 
 
 @contextlib.contextmanager
-def _started(session: SparkSession, name: str, start: Start, folder: Path) -> Iterator[Contender]:
+def started(session: SparkSession, name: str, start: Start, folder: Path) -> Iterator[Contender]:
+    """Start a query on the files of a new folder."""
     inbox = folder / "inbox"
     inbox.mkdir(parents=True)
     own = session.newSession()

@@ -122,11 +122,11 @@ class StatefulOperator:
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers
     on_timer           called for the timers that are due, see `TimerFunction`
-    column_mapping     the columns of the state that are renamed or widened in the code since the root was created, see
-                       `ColumnMapping`; for several stores a mapping: name -> `ColumnMapping`
+    column_mapping     the columns of the state that the code renames or widens, see `ColumnMapping`; for several stores a
+                       mapping: name -> `ColumnMapping`
 
-    The state may have further nullable columns than the root. The first batch that a start computes adds, renames and
-    widens the columns in all rows; `planned_changes` shows these changes before the start.
+    `state` can declare nullable columns that an existing root does not have. The first batch after a start adds, renames
+    and widens the columns in all rows. `planned_changes` shows these changes before the start.
 
     Raises `UnsupportedType` for a column that Spark's row encoding cannot hold, `SchemaMismatch` for duplicate names and
     for declarations of time that do not fit together.
@@ -211,29 +211,36 @@ class StatefulOperator:
 
 def _require_mappings(operator: StatefulOperator) -> None:
     """Raise `SchemaMismatch` for a mapping of a store or of a column that the operator does not declare."""
+    if isinstance(operator.column_mapping, ColumnMapping) and not operator.has_one_store:
+        raise SchemaMismatch(
+            "`column_mapping` is one ColumnMapping, but the operator has several stores",
+            hint="use a dict from store name to ColumnMapping",
+        )
     for store, mapping in operator.mappings.items():
         if store not in operator.stores:
             raise SchemaMismatch(
                 f"`column_mapping` names the store {store!r}, which the operator does not have",
-                hint=f"its stores are: {', '.join(operator.stores)}. With several stores, use a dict from store name to "
-                "ColumnMapping",
+                hint=f"its stores are: {', '.join(operator.stores)}",
             )
-        names = operator.stores[store].names
-        for column in (*mapping.renamed.values(), *mapping.widened):
-            if column not in names:
+        names, new_names = operator.stores[store].names, list(mapping.renamed.values())
+        for column in (*new_names, *mapping.widened):
+            if column not in names and column not in mapping.renamed:
                 raise SchemaMismatch(
                     f"store {store!r}: `column_mapping` names the column {column!r}, which `state` does not declare",
-                    hint=f"its columns are: {', '.join(names)}. `renamed` is a dict from present name to new name, and "
+                    hint=f"the columns of `state` are: {', '.join(names)}. `renamed` is a dict from current to new name, and "
                     "`widened` has new names. Key columns cannot change",
                 )
         for old, new in mapping.renamed.items():
-            if old in names or list(mapping.renamed.values()).count(new) > 1:
+            if old in names:
                 raise SchemaMismatch(
-                    f"store {store!r}: `column_mapping` renames {old!r} to {new!r}, but "
-                    + (
-                        f"`state` also declares {old!r}" if old in names else "renames another column to that name, too"
-                    ),
-                    hint="rename each column to a name of its own. To swap two names, rename one column in a first start",
+                    f"store {store!r}: `column_mapping` renames {old!r} to {new!r}, but `state` also declares {old!r}",
+                    hint="if all roots have this change, remove the entry. Otherwise give the new column another name",
+                )
+            if new_names.count(new) > 1:
+                both = sorted(one for one, name in mapping.renamed.items() if name == new)
+                raise SchemaMismatch(
+                    f"store {store!r}: `column_mapping` renames {' and '.join(both)} to {new!r}",
+                    hint="give each column a different new name",
                 )
 
 

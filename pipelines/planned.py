@@ -1,4 +1,4 @@
-"""The changes of columns that a start of a job will make, for a look before the start."""
+"""Preview of the changes of columns that the first batch after a start of a job makes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from statestore.storage import StorageSpec, open_storage
 
 
 def planned_changes(operator: StatefulOperator, root: str | StorageSpec) -> tuple[ColumnChange, ...]:
-    """Return the changes of state columns that the first batch of the next start makes, one for each changed store.
+    """Return the changes of state columns that the first batch after the next start makes, one for each changed store.
 
-    It reads a few small files of the root and writes nothing, so it also works beside a running job, and in a unit test
-    against a copy of the root. `str` of a change shows it.
+    No changes if the columns are equal. The function reads a few small files of the root and writes nothing, so you can
+    call it while the job runs, for example before a deployment.
 
-    Raises `SchemaMismatch` for a change that a start cannot make, `ObjectMissing` if there is no root, `CorruptFile`,
-    `StorageError`.
+    Raises `SchemaMismatch` if the job cannot start with this root, `ObjectMissing` if there is no root, `CorruptFile` if a
+    file of the root cannot be parsed, `StorageError` if the storage cannot be read.
     """
     require_free_stores(operator)
     spec = StorageSpec(root) if isinstance(root, str) else root

@@ -217,7 +217,7 @@ def start(
         warn=_LOG.warning,
     )
     for change in changes:
-        _LOG.warning("the next batch that is computed rewrites all rows: %s", change)
+        _LOG.warning("the first batch changes the columns of all rows: %s", change)
     writer = rows.writeStream.foreachBatch(driver).option("checkpointLocation", checkpoint_spec.url)
     if name:
         writer = writer.queryName(name)

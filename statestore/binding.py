@@ -15,7 +15,7 @@ from typing import Any
 
 from statestore import later_schemas
 from statestore.clock import Ids
-from statestore.declaration import column_changes, require_no_former_schema, require_same_inputs, require_same_start
+from statestore.declaration import column_changes, require_same_inputs, require_same_start
 from statestore.declared_columns import ColumnChange, ColumnMapping
 from statestore.errors import (
     AlreadyExists,
@@ -191,8 +191,7 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int, mappings:
     require_same_inputs(storage.url, held=binding.inputs, wanted=wanted.inputs)
     later = later_schemas.read(storage)
     binding, older = _evolved(binding, later)
-    pending = tuple(column_changes(storage.url, binding.stores, wanted.stores, mappings))
-    require_no_former_schema(storage.url, pending, older)
+    pending = tuple(column_changes(storage.url, binding.stores, wanted.stores, mappings, older))
     return Bound(binding=binding, older=older, later=later, pending=pending)
 
 
@@ -209,9 +208,7 @@ def changes_to(
     held, older = read_binding(storage)
     keys = {store.name: store.key_json for store in held.stores}
     declared = tuple(StoreSchema(name, keys.get(name, ""), value) for name, value in values.items())
-    pending = tuple(column_changes(storage.url, held.stores, declared, mappings))
-    require_no_former_schema(storage.url, pending, older)
-    return pending
+    return tuple(column_changes(storage.url, held.stores, declared, mappings, older))
 
 
 def require_owner(storage: Storage, bound: Binding) -> None:

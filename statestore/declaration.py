@@ -53,16 +53,26 @@ def column_changes(
     held: tuple[StoreSchema, ...],
     declared: tuple[StoreSchema, ...],
     mappings: Mapping[str, ColumnMapping],
+    older: OlderSchemas,
 ) -> Iterator[ColumnChange]:
-    """Yield the changes of value columns. Raises `SchemaMismatch` for other stores, other keys, and as `change_of`."""
+    """Yield the changes of value columns that a job declares.
+
+    older    the schemas that the root had before
+
+    Raises `SchemaMismatch` for other stores, other keys, the columns of former code, and as `change_of`.
+    """
     if [store.name for store in held] != [store.name for store in declared]:
         raise SchemaMismatch(
             f"the root has the stores {[s.name for s in held]}, but the job declares {[s.name for s in declared]}; the "
-            f"batch was not started",
+            f"job cannot start with this root",
             path=url,
-            hint="declare the stores of the root in the same order, or use a new root",
+            hint="declare the stores of the root in the same order. For other stores, start with a new root and a new "
+            "checkpoint",
         )
     for mine, theirs in zip(held, declared, strict=True):
+        former = max(
+            (batch for batch, values in older.items() if values.get(mine.name) == theirs.value_json), default=None
+        )
         try:
             _require_same_key(url, mine, theirs)
             change = change_of(mine.name, mine.value_json, theirs.value_json, mappings.get(mine.name, NO_MAPPING), url)
@@ -72,22 +82,26 @@ def column_changes(
                 path=names.BINDING,
                 hint="restore the file from a backup",
             ) from error
+        except SchemaMismatch as error:
+            if former is None:
+                raise
+            raise _former_code(url, mine.name, former) from error
         if change is not None:
+            if former is not None and change.adds:
+                # It would add a dropped column again, with nulls.
+                raise _former_code(url, mine.name, former)
             yield change
 
 
-def require_no_former_schema(url: str, pending: tuple[ColumnChange, ...], older: OlderSchemas) -> None:
-    """Reject a job that was not changed with the columns of the root: it would add a dropped column again, with nulls."""
-    for change in pending:
-        former = [batch for batch, values in older.items() if values.get(change.store) == change.after]
-        if former and change.adds:
-            raise SchemaMismatch(
-                f"store {change.store!r}: the job declares the columns that the root had until batch {max(former)}; "
-                "`statekeeper evolve` has dropped a column since; the batch was not started",
-                path=url,
-                hint="declare the columns of the root. To add the dropped column again, run: statekeeper evolve ROOT "
-                "--schema FILE",
-            )
+def _former_code(url: str, store: str, batch: int) -> SchemaMismatch:
+    back = f" To return to the former columns, stop the job and rewind it to batch {batch - 1}" if batch else ""
+    return SchemaMismatch(
+        f"store {store!r}: the job declares the columns that the root had before batch {batch}, which changed them; the "
+        "job cannot start with this root, and the state is unchanged",
+        path=url,
+        hint=f"this is the code from before the change. Deploy the code with the new columns.{back}. To change the columns "
+        "of the present state, run: statekeeper evolve ROOT --schema FILE",
+    )
 
 
 def _require_same_key(url: str, held: StoreSchema, declared: StoreSchema) -> None:
@@ -97,9 +111,9 @@ def _require_same_key(url: str, held: StoreSchema, declared: StoreSchema) -> Non
         if has is None or declares is None or any(has[part] != declares[part] for part in ("name", "type", "nullable")):
             raise SchemaMismatch(
                 f"store {held.name!r}, key column {place}: the root has {_column(has)}, but the job declares "
-                f"{_column(declares)}; the batch was not started",
+                f"{_column(declares)}; the job cannot start with this root",
                 path=url,
-                hint="declare the column as in the root. Key columns cannot change; for other keys, use a new root",
+                hint="declare the key columns of the root. For other keys, start with a new root and a new checkpoint",
             )
 
 

@@ -1,7 +1,7 @@
 """Comparison of the value columns that a job declares with those of its root, and the change that makes them equal. Pure.
 
-A job can add nullable columns anywhere. Its `ColumnMapping` names the columns that it has renamed or widened. The first
-batch that the job computes rewrites all rows. Other changes need `statekeeper evolve`.
+A job can add nullable columns at any position. Its `ColumnMapping` names the columns that it has renamed or widened. The
+first batch after the start rewrites all rows. Other changes need `statekeeper evolve`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from statestore.format.widening import is_wider, wider_types
 from statestore.new_columns import NewColumns
 
 _EVOLVE = "stop the job and run: statekeeper evolve ROOT --schema FILE"
+_UNCHANGED = "the job cannot start with this root; the state is unchanged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMapping:
-    """The value columns of one store that a job has renamed or widened since its root was created.
+    """The value columns of one store that a job renames or widens.
 
-    renamed   present name in the root -> name that the job declares
-    widened   names that the job declares, of columns whose new type holds all values of the present one, or that may now
-              be null
+    renamed   current name in the root -> new name
+    widened   new names of the columns with a wider type, and of those that become nullable
 
-    It may stay in the code: an entry that the root already has is ignored.
+    An entry is ignored if the root already has its change. So the same code can start with roots that have the change and
+    with roots that do not. Remove an entry of `widened` when all roots have the change: it would allow the next one, too.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -41,10 +42,10 @@ NO_MAPPING = ColumnMapping()
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnChange:
-    """The change of the value columns of one store by the start of a job.
+    """The change of the value columns of one store that the first batch after a start makes. `str` describes it.
 
     before, after   the schemas in Spark's JSON
-    sources         for each new column the place of the present one; None for an added column, which has nulls
+    sources         for each column of `after` its position in `before`; None for an added column, whose values are null
     """
 
     store: str
@@ -108,24 +109,36 @@ def _source(
     names = [one["name"] for one in before]
     if new["name"] in names:
         return names.index(new["name"])
-    former = next((old for old, name in mapping.renamed.items() if name == new["name"]), None)
-    if former in names:
-        return names.index(former)
-    if former is not None:
+    former = list(_former_names(new["name"], mapping))
+    known = f"the value columns of the root are: {', '.join(names) or 'none'}"
+    for name in former:
+        if name in names:
+            return names.index(name)
+    if former:
         raise _mismatch(
             store,
-            f"the job renames {former} to {new['name']}, but the root has neither column",
-            f"its value columns are: {', '.join(names) or 'none'}. Correct `column_mapping`",
+            f"the job renames {former[0]} to {new['name']}, but the root has neither column",
+            f"correct `column_mapping`; {known}",
             url,
         )
     if not new["nullable"]:
         raise _mismatch(
             store,
             f"the job declares {column_text(new)}, which the root does not have",
-            f"a start of the job adds only nullable columns. For a column with a default, {_EVOLVE}",
+            f"if the column was renamed, add its former name to `column_mapping`; {known}. If it is new, declare it as "
+            f"nullable. To add it with a default, {_EVOLVE}",
             url,
         )
     return None
+
+
+def _former_names(name: str, mapping: ColumnMapping) -> Iterator[str]:
+    """Yield the names that a column had before, the newest first: one rename can follow another."""
+    former = {new: old for old, new in mapping.renamed.items()}
+    seen = {name}
+    while (name := former.get(name, name)) not in seen:
+        seen.add(name)
+        yield name
 
 
 def _require_all_kept(store: str, before: list[dict[str, Any]], sources: list[int | None], url: str) -> None:
@@ -134,8 +147,8 @@ def _require_all_kept(store: str, before: list[dict[str, Any]], sources: list[in
             raise _mismatch(
                 store,
                 f"the root has the value column {column_text(old)}, which the job does not declare",
-                "declare the column. If it has another name now, declare that in `column_mapping`. To drop it, "
-                + _EVOLVE,
+                f"add {old['name']} to `state`. If the column was renamed, add its new name to `column_mapping`. To drop "
+                f"the column, {_EVOLVE}",
                 url,
             )
 
@@ -146,7 +159,7 @@ def _require_order(store: str, before: list[dict[str, Any]], sources: list[int |
         raise _mismatch(
             store,
             "the job declares the value columns of the root in another order",
-            f"declare them in the order of the root: {', '.join(one['name'] for one in before)}",
+            f"keep the order of the root: {', '.join(one['name'] for one in before)}. New columns can be anywhere between",
             url,
         )
 
@@ -165,14 +178,17 @@ def _require_fit(
     has_fewer_values = old["nullable"] and not new["nullable"]
     is_other = old["type"] != new["type"] and not is_wider(types[0].type, types[1].type)
     differs = f"the root has the value column {column_text(old)}, but the job declares {column_text(new)}"
-    if has_fewer_values or is_other:
-        wider = f"declare it as in the root. {old['name']} can become: {wider_types(types[0].type)}"
-        raise _mismatch(store, differs, "declare that it may be null" if has_fewer_values else wider, url)
+    widened = f"ColumnMapping(widened=[{new['name']!r}])"
+    if is_other:
+        hint = f"declare the type of the root. It can be widened to: {wider_types(types[0].type)}; then also declare {widened}"
+        raise _mismatch(store, differs, hint, url)
+    if has_fewer_values:
+        raise _mismatch(store, differs, f"declare {new['name']} as nullable, as in the root", url)
     if new["name"] not in mapping.widened:
         raise _mismatch(
             store,
             differs,
-            f"declare it as in the root, or name it in `column_mapping`, as ColumnMapping(widened=[{new['name']!r}])",
+            f"declare the column as in the root. To widen it or to make it nullable, declare {widened}",
             url,
         )
 
@@ -193,4 +209,4 @@ def _fields(schema_json: str) -> list[dict[str, Any]]:
 
 
 def _mismatch(store: str, problem: str, hint: str, url: str) -> SchemaMismatch:
-    return SchemaMismatch(f"store {store!r}: {problem}; the batch was not started", path=url, hint=hint)
+    return SchemaMismatch(f"store {store!r}: {problem}; {_UNCHANGED}", path=url, hint=hint)

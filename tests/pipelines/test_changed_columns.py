@@ -98,7 +98,7 @@ def test_all_rows_have_the_declared_columns_after_the_first_batch_even_if_it_is_
     assert report.notes == ()
     assert stream.state() == {**newer, (2,): ("new", 2, None, Decimal(22))}
     stream.append(rows_of((2, 2)))
-    with pytest.raises(SchemaMismatch, match=r"the root has the value column note: string, which the job does not"):
+    with pytest.raises(SchemaMismatch, match=r"had before batch 1, which changed them.* rewind it to batch 0"):
         stream.run(adding())
 
 
@@ -140,7 +140,9 @@ def test_the_verbs_of_a_stopped_job_work_after_a_change_of_columns_and_a_rewind_
         update = add_up_changed(rows, state)
         return Update(update.output, update.state.drop_columns(["most"]))
 
-    with pytest.raises(SchemaMismatch, match="declares the columns that the root had until batch 2"):
+    with pytest.raises(
+        SchemaMismatch, match="declares the columns that the root had before batch 2, which changed them"
+    ):
         stream.run(changed())
     stream.append(rows_of((3, 3)))
     stream.run(adding(add_up_shorter, state=shorter))
@@ -186,7 +188,7 @@ def test_a_rewind_removes_the_change_of_columns_of_an_attempt_that_was_not_commi
     stream.append(rows_of((1, 1)))
     with pytest.raises(ConnectionError):
         stream.run(changed(), seen=Seen(die))
-    with pytest.raises(SchemaMismatch, match="the root has the value column note: string"):
+    with pytest.raises(SchemaMismatch, match="had before batch 1, which changed them"):
         stream.run(adding())
     rewind(stream, tmp_path)
     stream.run(adding())
@@ -198,7 +200,7 @@ def test_a_mapping_that_does_not_fit_the_declaration_is_rejected() -> None:
         (ColumnMapping(renamed={"a": "b"}), "names the column 'b', which `state` does not declare"),
         (ColumnMapping(widened=["key"]), "names the column 'key', which `state` does not declare"),
         (ColumnMapping(renamed={"count": "total"}), "renames 'count' to 'total', but `state` also declares 'count'"),
-        (ColumnMapping(renamed={"a": "count", "b": "count"}), "renames another column to that name, too"),
+        (ColumnMapping(renamed={"a": "count", "b": "count"}), "renames a and b to 'count'"),
         ({"more": MAPPING}, "names the store 'more', which the operator does not have"),
     ]:
         with pytest.raises(SchemaMismatch, match=problem):
