@@ -227,8 +227,8 @@ def _require_mappings(operator: StatefulOperator) -> None:
             if column not in names and column not in mapping.renamed:
                 raise SchemaMismatch(
                     f"store {store!r}: `column_mapping` names the column {column!r}, which `state` does not declare",
-                    hint=f"the columns of `state` are: {', '.join(names)}. `renamed` is a dict from current to new name, and "
-                    "`widened` has new names. Key columns cannot change",
+                    hint=f"the columns of `state` are: {', '.join(names)}. `renamed` is a dict from current to new name, "
+                    "and `widened` has new names. Key columns cannot change",
                 )
         for old, new in mapping.renamed.items():
             if old in names:

@@ -180,7 +180,8 @@ def _require_fit(
     differs = f"the root has the value column {column_text(old)}, but the job declares {column_text(new)}"
     widened = f"ColumnMapping(widened=[{new['name']!r}])"
     if is_other:
-        hint = f"declare the type of the root. It can be widened to: {wider_types(types[0].type)}; then also declare {widened}"
+        wider = wider_types(types[0].type)
+        hint = f"declare the type of the root. It can be widened to: {wider}; then also declare {widened}"
         raise _mismatch(store, differs, hint, url)
     if has_fewer_values:
         raise _mismatch(store, differs, f"declare {new['name']} as nullable, as in the root", url)

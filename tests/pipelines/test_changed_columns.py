@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines import ColumnMapping, DeltaSink, Update, planned_changes
+from pipelines import ColumnMapping, DeltaSink, Ttl, Update, planned_changes
 from pipelines.batch_log import LogLayout
 from pipelines.operator import StatefulOperator
 from pipelines.progress import Phase
@@ -193,6 +193,22 @@ def test_a_rewind_removes_the_change_of_columns_of_an_attempt_that_was_not_commi
     rewind(stream, tmp_path)
     stream.run(adding())
     assert stream.state() == {(1,): (2, 11)}
+
+
+@pytest.mark.slow
+def test_rows_keep_their_expiry_when_the_columns_of_a_store_with_a_ttl_change(
+    delta_session: SparkSession, tmp_path: Path
+) -> None:
+    stream = Stream(delta_session, tmp_path, ROWS)
+    stream.append(rows_of((1, 10), (2, 20)))
+    stream.run(adding(ttl=Ttl("1d")))
+    before = stream.state()
+    stream.append(rows_of((1, 1)))
+    stream.run(adding(add_up_changed, state=CHANGED, column_mapping=MAPPING, ttl=Ttl("1d")))
+    after = stream.state()
+    assert after[(2,)] == (before[(2,)][0], None, 1, None, Decimal(20))
+    assert after[(1,)][0] > before[(1,)][0]
+    assert after[(1,)][1:] == ("new", 2, None, Decimal(11))
 
 
 def test_a_mapping_that_does_not_fit_the_declaration_is_rejected() -> None:
