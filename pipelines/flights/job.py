@@ -1,7 +1,9 @@
-"""The flights job: a feeder that lets flights depart, and a stateful query that writes a fact for each.
+"""The flights job: a feeder that lets flights depart, and a stateful query that writes a fact for each, and a row for each
+aircraft that is grounded.
 
 var/flights/departures    input, Delta, one day of arrivals a commit
-var/flights/facts         output, Delta
+var/flights/facts         output, Delta: one row per flight
+var/flights/grounded      output, Delta: one row per aircraft that has not departed for 36 hours
 var/flights/checkpoint    the streaming query's own checkpoint
 var/flights/state         the state root
 var/flights/spark.log     what Spark says
@@ -30,7 +32,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from pipelines.batch_log import LogLayout
-from pipelines.flights import facts
+from pipelines.flights import facts, grounded
 from pipelines.flights.feeder import Feeder
 from pipelines.host import Host
 from pipelines.operator import StatefulOperator, Update
@@ -39,12 +41,16 @@ from pipelines.query import StatefulQuery, start
 from pipelines.session import require_java, spark_session
 from pipelines.sinks import DeltaSink, Writer
 from pipelines.status import Status
+from pipelines.times import Batch
 from resources.launcher.platform import LOGS, PORT, Platform, started
 from statestore import catalog
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError
 from statestore.maintenance import config
 from statestore.storage import open_storage
+
+FACTS, GROUNDED = "facts", "grounded"
+"""The outputs of the job."""
 
 _PARTITIONS = 4
 _FED_AHEAD = 8
@@ -78,6 +84,10 @@ class Places:
         return str(self.folder / "facts")
 
     @property
+    def grounded(self) -> str:
+        return str(self.folder / "grounded")
+
+    @property
     def checkpoint(self) -> str:
         return str(self.folder / "checkpoint")
 
@@ -108,12 +118,27 @@ class Places:
 
 def update(rows: pa.Table, state: pa.Table) -> Update:
     """The update function of the job, for the operator."""
-    output, new_state = facts.update(rows, state)
-    return Update(output, new_state)
+    of_flights, flown = facts.update(rows, state)
+    return Update({FACTS: of_flights, GROUNDED: None}, flown, timers=grounded.timers(flown))
+
+
+def on_timer(keys: pa.Table, state: pa.Table, batch: Batch) -> Update:
+    """The timer function of the job, for the operator."""
+    del batch
+    return Update({FACTS: None, GROUNDED: grounded.report(keys, state)})
 
 
 OPERATOR = StatefulOperator(
-    keys=facts.KEYS, order_by=facts.ORDER, state=facts.STATE_SCHEMA, output=facts.OUTPUT_SCHEMA, update=update
+    keys=facts.KEYS,
+    order_by=facts.ORDER,
+    state=facts.STATE_SCHEMA,
+    output={FACTS: facts.OUTPUT_SCHEMA, GROUNDED: grounded.OUTPUT_SCHEMA},
+    update=update,
+    # The flights come in the order of `event_at`, so none is late.
+    event_time="event_at",
+    timers="event",
+    on_timer=on_timer,
+    ttl=grounded.FORGOTTEN_AFTER,
 )
 
 
@@ -138,7 +163,7 @@ def start_query(
         departures,
         root=places.state,
         checkpoint=places.checkpoint,
-        sink=DeltaSink(places.facts, writer=writer),
+        sink={FACTS: DeltaSink(places.facts, writer=writer), GROUNDED: DeltaSink(places.grounded, writer=writer)},
         partitions=_PARTITIONS,
         log=log,
         host=Host(places.local),
@@ -219,7 +244,10 @@ def run(
             with contextlib.suppress(Py4JError, OSError):
                 session.stop()
     status.print_summary(
-        lambda: f"{consumed.days} of {feeder.days} days; state in {places.state}, facts in {places.facts}"
+        lambda: (
+            f"{consumed.days} of {feeder.days} days; state in {places.state}, outputs in {places.facts} and "
+            f"{places.grounded}"
+        )
     )
     if platform is not None and batches is None and not stop.is_set():
         console.print(f"all flights have departed; Dagster stays at {platform.url} until Ctrl-C")

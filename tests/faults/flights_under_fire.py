@@ -53,6 +53,7 @@ SOMEWHERE_IN = {
     Point.ONE_WORKER: Phase.COMPUTING,
     Point.JVM: Phase.COMPUTING,
     Point.SINK_WRITING: Phase.SINK_WRITING,
+    Point.ONE_SINK: Phase.SINK_WRITING,
 }
 
 
@@ -60,6 +61,11 @@ def changelogs(places: Places, version: int) -> list[int]:
     """How many changelogs of a version each partition's store has, orphans of dead attempts included."""
     stores = sorted((Path(places.state) / "state" / "0").glob("[0-9]*"))
     return [len(list(store.glob(f"{version}_*.changelog"))) for store in stores]
+
+
+def commits_of_sinks(places: Places) -> list[int]:
+    """How many batches the facts and the grounded aircraft have. The commit of batch 0 creates the table."""
+    return [len(list(Path(table).glob("_delta_log/*.json"))) for table in (places.facts, places.grounded)]
 
 
 class Gun:
@@ -139,6 +145,8 @@ class Gun:
         end = time.monotonic() + self._shot.fraction * self._seconds.get(phase, _FIRST_GUESS_SECONDS)
 
         def reached() -> bool:
+            if point is Point.ONE_SINK:
+                return commits_of_sinks(self._places) == [batch + 1, batch]
             if point is Point.FIRST_CHANGELOG:
                 return sum(changelogs(self._places, batch + 1)) > sum(before)
             return time.monotonic() >= end

@@ -25,7 +25,8 @@ class Point(Enum):
     COMPUTED = "computed"
     PENDING_WRITTEN = "pending attempt written"
     SINK_WRITING = "writing to the sink"
-    SINK_WRITTEN = "sink written, not committed"
+    ONE_SINK = "one sink written, the other not"
+    SINK_WRITTEN = "sinks written, not committed"
     COMMITTED = "committed, before Spark's own commit"
     IDLE = "idle between batches"
     LOCAL_COPY = "a local copy is being changed"
@@ -40,12 +41,15 @@ _SHARES = {
     Point.COMPUTING: 2,
     Point.ONE_WORKER: 2,
     Point.JVM: 2,
+    Point.SINK_WRITING: 1,
+    Point.ONE_SINK: 2,
 }
 _USUAL_SHARE = 3
 SHORT = (Point.SINK_WRITTEN, Point.COMMITTED, Point.JVM)
 """The points of the short test: where a loss or a doubling would be seen at once, and where the driver lives on."""
 
 _BY_RESTART = {
+    Point.ONE_SINK: (Outcome.TAKEN_FROM_SINK,),
     Point.SINK_WRITTEN: (Outcome.TAKEN_FROM_SINK,),
     Point.COMMITTED: (Outcome.DONE_BEFORE,),
     # The kill came while Delta wrote: its commit is there or not.

@@ -1,11 +1,11 @@
 """Kills the flights job repeatedly with SIGKILL, and compares the final state with pandas.
 
-    python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small] [--maintained]
-        [--resume] [--log batch]
+    python -m tests.faults.kill_test --kills 40 --seed 7 [--folder FOLDER] [--days N | --all] [--small | --point POINT]
+        [--maintained] [--resume] [--log batch]
 
 Each run of the job is killed at one point (`kill_points`), and the next run continues. After the last kill, a run processes
-the rest of the input. Then the facts, and the state that Spark's reader shows, must equal an independent computation in
-pandas over the whole input. The logs must be complete.
+the rest of the input. Then the facts, the grounded aircraft, and the state and timers that Spark's reader shows, must equal
+an independent computation in pandas over the whole input. The logs must be complete.
 
 With --log batch, a batch is one Spark job. Its tasks write the files of the table and one object with all changelogs.
 
@@ -36,7 +36,7 @@ from pipelines.flights.job import Places
 from pipelines.progress import Outcome
 from statestore.errors import SparkDied
 from tests.faults.disk_plot import draw
-from tests.faults.flights_under_fire import changelogs
+from tests.faults.flights_under_fire import changelogs, commits_of_sinks
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
 from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
 from tests.support.final_files import Findings, examine
@@ -134,6 +134,9 @@ class Campaign:
             return False
         if shot.point is Point.JVM and (code != SparkDied.exit_code or SparkDied.code not in log.read_text()):
             raise self._broken(f"run {self.runs} lost its JVM and did not say so, it ended with {code}", log)
+        if shot.point is Point.ONE_SINK and commits_of_sinks(self.places) != [fired["batch"] + 1, fired["batch"]]:
+            self.missed += 1
+            return False
         if shot.point is Point.FIRST_CHANGELOG:
             after = changelogs(self.places, fired["batch"] + 1)
             before: list[int] = fired["before"]
@@ -178,18 +181,20 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
     parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES, help="objects of the changelogs")
     parser.add_argument("--small", action="store_true", help="three kills over a few batches")
+    parser.add_argument("--point", type=Point, help="all kills at this point, over a few batches")
     chosen = parser.parse_args()
     assert isinstance(sys.stdout, TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     chance = random.Random(chosen.seed)
     # Tasks leave no changelog of their own in a batch log.
     without = {Point.FIRST_CHANGELOG} if chosen.log is LogLayout.BATCH else set()
-    planned = (
-        shots(len(SHORT), chance, points=SHORT, most_batches=2)
-        if chosen.small
-        else shots(chosen.kills, chance, without=without)
-    )
-    days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, _FEWEST_DAYS if not chosen.small else 0)
+    points = SHORT if chosen.small else (chosen.point,) if chosen.point else ()
+    if points:
+        kills = len(SHORT) if chosen.small else chosen.kills
+        planned = shots(kills, chance, points=points, most_batches=2)
+    else:
+        planned = shots(chosen.kills, chance, without=without)
+    days = _DAYS_OF_A_YEAR if chosen.all else chosen.days or _days_for(planned, 0 if points else _FEWEST_DAYS)
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="statekeeper-kill-test-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not chosen.resume:
@@ -298,7 +303,9 @@ def _print(campaign: Campaign, findings: Findings | None, seed: int, seconds: fl
         rows |= {
             "batches in the commit log": findings.batches,
             "facts, equal to pandas": findings.facts,
+            "stops of aircraft, equal to pandas": findings.grounded,
             "rows of state read by Spark, equal to pandas": findings.state_rows,
+            "timers read by Spark, equal to pandas": findings.timers,
             "ids in the commit log, each with its changelog": findings.ids,
             "changelogs of dead attempts": findings.orphan_changelogs,
             "pending attempts that lost": findings.lost_attempts,

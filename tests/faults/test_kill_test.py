@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from pipelines import LogLayout
 from pipelines.progress import Phase
 from tests.faults.flights_under_fire import AT_ONCE, SOMEWHERE_IN
 from tests.faults.kill_points import Point, Shot, shots
@@ -59,13 +60,29 @@ def test_the_processes_of_a_session_are_found_and_killed_by_their_ids():
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_a_job_killed_in_each_phase_ends_with_the_facts_and_state_that_pandas_computes():
-    command = [sys.executable, "-m", "tests.faults.kill_test", "--small", "--seed", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1150)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1)
+    report = run("--small", "--seed", "7")
     assert report["  together"] == "3"
     assert report["  found in the sink on restart"] == "1"
     assert report["  found done on restart"] == "1"
     assert int(report["rows of state read by Spark, equal to pandas"]) > 1000
-    assert report["negative controls that turned red"] == "4"
+    assert int(report["timers read by Spark, equal to pandas"]) > 100
+    assert int(report["stops of aircraft, equal to pandas"]) > 100
+    assert report["negative controls that turned red"] == "6"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("log", LogLayout)
+def test_a_job_killed_between_its_two_sinks_completes_the_second(log: LogLayout):
+    report = run("--point", Point.ONE_SINK.value, "--kills", "3", "--log", log.value)
+    assert report["  one sink written, the other not"] == "3"
+    assert report["  found in the sink on restart"] == "3"
+
+
+def run(*arguments: str) -> dict[str, str]:
+    """The figures of a kill test: name -> value."""
+    command = [sys.executable, "-m", "tests.faults.kill_test", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1150)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from pipelines import DeltaSink, NoSink
 from pipelines.flights import departures as source
 from pipelines.flights import job
 from pipelines.operator import StatefulOperator, Update
@@ -29,7 +30,7 @@ def test_spark_reads_the_state_of_the_flights_row_for_row_after_each_batch(tmp_p
     stream = Stream(delta_session, tmp_path, source.SCHEMA)
     for day in days:
         stream.append(day)
-    stream.run(job.OPERATOR, partitions=3)
+    stream.run(job.OPERATOR, partitions=3, sink={job.FACTS: DeltaSink(stream.facts), job.GROUNDED: NoSink()})
     flights = flights_in_pandas.flights()
     for batch in range(3):
         expected = flights_in_pandas.state(flights.head(sum(day.num_rows for day in days[: batch + 1])))

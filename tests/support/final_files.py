@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from deltalake import DeltaTable
 
-from pipelines.flights.job import Places
+from pipelines.flights.job import FACTS, GROUNDED, Places
 from pipelines.session import spark_session
 from statestore.format import batch_log, logs, names
 from statestore.format.names import StorePath, VersionId
@@ -26,7 +26,9 @@ class Findings:
 
     batches: int
     facts: int
+    grounded: int
     state_rows: int
+    timers: int
     ids: int
     orphan_changelogs: int
     lost_attempts: int
@@ -40,31 +42,48 @@ def examine(places: Places, days: int, *, retained: int | None = None) -> Findin
     `retained`: the number of versions that retention had to keep. A few of them are compared, including the oldest.
     """
     expected = first_days(flights_in_pandas.flights(), days)
-    facts = DeltaTable(places.facts).to_pandas()
-    flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected))
+    facts, grounded = DeltaTable(places.facts).to_pandas(), DeltaTable(places.grounded).to_pandas()
+    flights_in_pandas.assert_facts_equal(facts, flights_in_pandas.facts(expected, flights_in_pandas.lives(expected)))
+    flights_in_pandas.assert_grounded_equal(grounded, flights_in_pandas.grounded(expected))
     session = spark_session("kill-test", master="local[2]")
     try:
         _unpack(places)
         state = state_frame(session, places.state)
+        timers = state_frame(session, places.state, operator=1)
         older = [] if retained is None else _some_of(days - retained, days - 1)
         for batch in older:
             _unpack(places, batch)
-            then = flights_in_pandas.state(first_days(flights_in_pandas.flights(), batch + 1))
+            then = flights_in_pandas.remembered(first_days(flights_in_pandas.flights(), batch + 1))
             flights_in_pandas.assert_state_equal(state_frame(session, places.state, batch=batch), then)
     finally:
         session.stop()
-    flights_in_pandas.assert_state_equal(state, flights_in_pandas.state(expected))
+    flights_in_pandas.assert_state_equal(state, flights_in_pandas.remembered(expected))
+    set_timers = timers.set_index("tailnum")["fires_at"].sort_index()
+    pd.testing.assert_series_equal(set_timers, flights_in_pandas.timers(expected), check_dtype=False)
     oldest = _compare_logs(places, days, retained)
     ids, orphans = _compare_ids(places, oldest, days, complete=retained is None)
-    lost = _compare_sink(places, oldest, days)
+    lost = _compare_sinks(places, oldest, days)
     controls = [
         _turns_red(flights_in_pandas.assert_facts_equal, facts.drop(index=len(facts) // 2), facts),
         _turns_red(flights_in_pandas.assert_facts_equal, pd.concat([facts, facts.iloc[:1]]), facts),
+        _turns_red(flights_in_pandas.assert_grounded_equal, grounded.drop(index=len(grounded) // 2), grounded),
+        _turns_red(flights_in_pandas.assert_grounded_equal, pd.concat([grounded, grounded.iloc[:1]]), grounded),
         _turns_red(flights_in_pandas.assert_state_equal, state.drop(index=len(state) // 2), state),
         _turns_red(flights_in_pandas.assert_state_equal, state.assign(legs=state["legs"] + (state.index == 0)), state),
     ]
     assert all(controls), f"a control that should have turned red did not: {controls}"
-    return Findings(days, len(facts), len(state), ids, orphans, lost, len(controls), len(older))
+    return Findings(
+        batches=days,
+        facts=len(facts),
+        grounded=len(grounded),
+        state_rows=len(state),
+        timers=len(timers),
+        ids=ids,
+        orphan_changelogs=orphans,
+        lost_attempts=lost,
+        controls=len(controls),
+        restored_versions=len(older),
+    )
 
 
 def _unpack(places: Places, batch: int | None = None) -> None:
@@ -112,20 +131,24 @@ def _compare_ids(places: Places, oldest: int, days: int, *, complete: bool) -> t
     return len(named & files), len(files - named)
 
 
-def _compare_sink(places: Places, oldest: int, days: int) -> int:
-    """Check that the sink has each batch once, from an attempt that is recorded in the root. Return the number of attempts
-    that lost."""
+def _compare_sinks(places: Places, oldest: int, days: int) -> int:
+    """Check that both sinks have each batch once, from one attempt that is recorded in the root. Return the number of
+    attempts that lost."""
     root = open_storage(StorageSpec(places.state))
-    held = [
-        json.loads(commit["userMetadata"])["statekeeper"]
-        for commit in DeltaTable(places.facts).history()
-        if "userMetadata" in commit
-    ]
-    assert sorted(attempt["batch"] for attempt in held) == list(range(days)), "a batch is in the sink twice, or not"
+    held = {name: _attempts(table) for name, table in ((FACTS, places.facts), (GROUNDED, places.grounded))}
+    for name, attempts in held.items():
+        assert sorted(batch for batch, _ in attempts) == list(range(days)), f"{name} has a batch twice, or lacks one"
+    assert sorted(held[FACTS]) == sorted(held[GROUNDED]), "the sinks have different attempts of a batch"
     records = {entry.path for folder in (names.PENDING, names.BATCH_LOGS) for entry in root.list(folder)}
-    won = {_record(records, attempt["batch"], attempt["attempt"]) for attempt in held if attempt["batch"] >= oldest}
+    won = {_record(records, batch, attempt) for batch, attempt in held[FACTS] if batch >= oldest}
     assert won <= records, f"in the sink, and without a record: {sorted(won - records)}"
     return len(records - won)
+
+
+def _attempts(table: str) -> list[tuple[int, str]]:
+    """Return batch and attempt of each commit of a table."""
+    told = [json.loads(one["userMetadata"]) for one in DeltaTable(table).history() if "userMetadata" in one]
+    return [(one["statekeeper"]["batch"], one["statekeeper"]["attempt"]) for one in told]
 
 
 def _record(records: set[str], batch: int, attempt: str) -> str:
