@@ -110,7 +110,10 @@ class TimedJob:
     partitions: int = 2
     log: LogLayout = LogLayout.STORES
     structure: Structure = Structure.V2
+    key_groups: int = 16
     query: str = QUERY
+    first: int = 0
+    """The first batch that has rows."""
     sink: dict[int, tuple[str, Told]] = field(default_factory=dict)
 
     def grow(self, storage: Storage, batches: int) -> None:
@@ -127,7 +130,7 @@ class TimedJob:
             root_id="",
             query_id=self.query,
             partitions=self.partitions,
-            key_groups=16,
+            key_groups=self.key_groups,
             stores=store_schemas(OPERATOR, stream.columns),
         )
         root = StateRoot.open(storage, binding, batch=batch, ids=IDS, structure=self.structure)
@@ -183,7 +186,9 @@ class TimedJob:
             sweep=SweepLimits(),
             output=TaskOutputs(rows=OPERATOR.outputs, reporter=reports),
         )
-        rows = stream.routed(rows_of(ready.times.batch), root.binding.key_groups)
+        batch = ready.times.batch
+        given = rows_of(batch) if batch >= self.first else ROWS.empty_table()
+        rows = stream.routed(given, root.binding.key_groups)
         worker = Worker(root.storage, OpenCopies(SystemClock()))
         try:
             returned = list(Task(plan, 0, worker).run(iter(rows.to_batches())))

@@ -2,8 +2,10 @@
 
 The checkpoint of the job's streaming query numbers its batches like the root, so no batch can be appended. The order is
 
-    offsets/N                           names the new number of partitions, besides the commit's own number
-    commits/N                           the point of no return: it names the new snapshots
+    offsets/N                           names the new number of partitions, besides the commit's own number; after a
+                                        load, its watermark is at most that of the savepoint
+    commits/N                           the point of no return: it names the new snapshots; after a load, it has the
+                                        watermark of the savepoint
     state/<operator>/_metadata/metadata the new number
     _statekeeper/binding.json           the new number; the job reads it
 
@@ -20,7 +22,7 @@ from dataclasses import replace
 from statestore import binding
 from statestore.format import names, operators
 from statestore.format.json_object import json_object
-from statestore.format.logs import SHUFFLE_PARTITIONS
+from statestore.format.logs import SHUFFLE_PARTITIONS, parse_offsets
 from statestore.maintenance.switchover.commit import new_commit, rewrite_commit
 from statestore.storage import Storage, read_or_none
 from statestore.switch_journal import Begun
@@ -59,13 +61,25 @@ def _after(begun: Begun) -> dict[str, bytes]:
     after = {}
     for path, text in begun.replaced.items():
         if path == names.offsets(begun.batch):
-            after[path] = with_confs(text, path, {SHUFFLE_PARTITIONS: str(begun.partitions)})
+            after[path] = _offsets(text, path, begun)
         elif path == names.BINDING:
             bound = binding.parse_binding(text.encode())
             after[path] = binding.encode_binding(replace(bound, partitions=begun.partitions))
         else:
             after[path] = operators.with_partitions(text.encode(), path, begun.partitions)
     return after
+
+
+def _offsets(text: str, path: str, begun: Begun) -> bytes:
+    """Return the offsets of the newest batch. Their watermark decides which rows of the next batch are late.
+
+    A load restores the watermark of its savepoint in the commit. If that is lower, it is lowered here, too.
+    """
+    confs = {SHUFFLE_PARTITIONS: str(begun.partitions)}
+    if begun.watermark_ms is None:
+        return with_confs(text, path, confs)
+    watermark_ms = min(begun.watermark_ms, parse_offsets(text.encode(), path).watermark_ms)
+    return with_confs(text, path, confs, watermark_ms=watermark_ms, lowers=True)
 
 
 def with_confs(text: str, path: str, confs: Mapping[str, str], *, watermark_ms: int = 0, lowers: bool = False) -> bytes:

@@ -86,8 +86,10 @@ def require_newest(storage: Storage, begun: Begun, newest_begun: int) -> None:
 
 
 def new_commit(begun: Begun) -> bytes:
-    """Return the newest commit with the names of the new snapshots."""
+    """Return the newest commit with the names of the new snapshots, and the watermark of a load."""
     old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
+    if begun.watermark_ms is not None:
+        old = replace(old, next_watermark_ms=begun.watermark_ms)
     if begun.to is Structure.V2:
         return logs.encode_commit(replace(old, ids=_by_operator(begun, lambda name: name.id), digests=None))
     return logs.encode_commit(replace(old, ids=None, digests=_by_operator(begun, lambda name: name.digest) or None))
