@@ -39,6 +39,7 @@ def test_each_example_has_a_test() -> None:
     assert found == {
         "enrichment.py",
         "join_of_streams.py",
+        "join_with_expiry.py",
         "native_query.py",
         "silent_sensors.py",
         "stateful_operator.py",
