@@ -48,6 +48,8 @@ def complete(
             _require_repeatable(root, pending, again)
             computed = stack.enter_context(compute_again(*outputs.plan_only(again), frozenset(again)))
             _require_same_rows(pending, computed, again)
+            # The first attempt checked these rows, but the job may now have another merge key.
+            outputs.check_rows(again, computed, attempt.batch)
         for name, plan in plans.items():
             outputs.commit_recorded(name, plan, files[name], attempt)
         for name in again:

@@ -19,7 +19,7 @@ from pipelines.data_files import DataFile
 from pipelines.outputs import Computed, Files, Outputs
 from pipelines.sinks import Attempt, NoSink, Sink
 from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import BatchConflict, SinkConflict
+from statestore.errors import BatchConflict, SinkConflict, WrongResult
 from statestore.format import logs, names
 from statestore.root import Done, Pending
 from statestore.storage import Storage, open_storage
@@ -302,5 +302,56 @@ def test_a_job_with_other_outputs_does_not_complete_an_attempt(tmp_path: Path, m
         with pytest.raises(SinkConflict, match="has other columns in output 'facts'"):
             world.run()
     world.run()
+    world.assert_one_attempt()
+    assert world.is_committed
+
+
+def test_all_checks_come_before_the_first_write(tmp_path: Path) -> None:
+    """Also when an interrupted batch is completed. A failed check leaves all tables as they are."""
+    events: list[str] = []
+
+    class CheckingSink(RowsSink):
+        def check_rows(self, rows: Any, batch: int) -> None:
+            events.append("check")
+            if "refuse" in events:
+                raise WrongResult("two rows of one key")
+
+        def write(self, rows: Any, attempt: Attempt) -> None:
+            events.append("write")
+            super().write(rows, attempt)
+
+    class CheckingFiles(FilesSink):
+        def plan_files(self, output: pa.Schema) -> Any:
+            return self
+
+        def missing(self, files: list[DataFile]) -> list[str]:
+            events.append("check")
+            return []
+
+        def write(self, rows: Any, attempt: Attempt) -> None:
+            events.append("write")
+            super().write(rows, attempt)
+
+    def checked(world: World) -> World:
+        def sinks(step: Step) -> dict[str, Sink]:
+            rows = {name: CheckingSink(world.tables[name], step) for name in ("alerts", "facts")}
+            files = CheckingFiles(world.tables["files"], step, world.disk)
+            return {**rows, "files": files, "dropped": NoSink()}
+
+        world.sinks = sinks  # type: ignore[method-assign]
+        return world
+
+    checked(World(tmp_path / "whole", deterministic=True)).run()
+    assert events == ["check", "check", "write", "write", "write"]
+    world = World(tmp_path / "interrupted", deterministic=True)
+    die_after_the_first_sink(world, tmp_path)
+    events[:] = ["refuse"]
+    with pytest.raises(WrongResult):
+        checked(world).run()
+    assert events == ["refuse", "check", "check"]
+    assert [name for name, table in world.tables.items() if table] == ["alerts"]
+    events.clear()
+    world.run()
+    assert events == ["check", "check", "write", "write"]
     world.assert_one_attempt()
     assert world.is_committed
