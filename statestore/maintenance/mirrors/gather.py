@@ -132,10 +132,17 @@ def _numbers(existing: Iterable[str]) -> list[int]:
 
 
 def _since(source: Storage, existing: list[Entry], record: MirrorRecord) -> int:
-    """The oldest batch that the mirror has and that the source may still have."""
-    mirrored = batches_of(entry for entry in existing if entry.path.startswith(f"{names.COMMITS}/"))
+    """The oldest batch that the mirror has with both logs and that the source may still have.
+
+    Retention of the mirror keeps an older commit of a Python job in structure V1 for its digests, without its offsets. A
+    run that started there would copy the offsets that retention has just deleted.
+    """
+    begun, committed = (
+        set(batches_of(entry for entry in existing if entry.path.startswith(f"{folder}/")))
+        for folder in (names.OFFSETS, names.COMMITS)
+    )
     retained = batches_of(source.list(names.COMMITS))
-    return max(record.first, min(mirrored, default=0), min(retained, default=0))
+    return max(record.first, min(begun & committed, default=0), min(retained, default=0))
 
 
 def _logs(
