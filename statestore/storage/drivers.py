@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
@@ -45,6 +45,7 @@ class Driver:
     parameters  returns its parameters, other than the options, from the URL
     place       returns the driver's path of the root
     copy        copies an object inside the service; None if the service cannot
+    service     identifies the service if each root has its own driver; None if roots of one service share it
     """
 
     package: str
@@ -56,13 +57,15 @@ class Driver:
     parameters: Callable[[SplitResult], dict[str, Any]]
     place: Callable[[SplitResult], str]
     copy: ServiceCopy | None
+    service: Callable[[SplitResult], Hashable] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """An open driver: its file system, its path of the root, the exceptions of its requests, and its copy."""
+    """An open driver: its file system, the service, its path of the root, the exceptions of its requests, and its copy."""
 
     files: Any
+    service: Hashable
     place: str
     upload: Mapping[str, int]
     failures: tuple[type[Exception], ...]
@@ -93,6 +96,11 @@ def _hdfs(parts: SplitResult) -> dict[str, Any]:
         "unfinished": f"{_from_the_top(parts).rstrip('/')}/{TEMP_FOLDER}",
         "request_seconds": _REQUEST_SECONDS,
     }
+
+
+def _namenodes(parts: SplitResult) -> Hashable:
+    # The two protocols use different ports of the same host.
+    return ("hdfs", *sorted(host.partition(":")[0] for host in parts.netloc.lower().split(",")))
 
 
 def _from_the_top(parts: SplitResult) -> str:
@@ -137,6 +145,8 @@ _HDFS = Driver(
     place=_from_the_top,
     # A namenode concatenates and truncates files, but does not copy them.
     copy=None,
+    # The driver of a root has a folder for its unfinished files.
+    service=_namenodes,
 )
 _DRIVERS = {
     "abfss": _AZURE,
@@ -192,8 +202,15 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     except failures as error:
         what = f"{driver.package} cannot be used: {str(error).partition(chr(10))[0]}"
         raise StorageError(what, path=url, hint="check the credentials and the root's storage options") from error
-    place = driver.place(parts).rstrip("/")
-    return Opened(files=files, place=place, upload=driver.upload, failures=failures, copy=driver.copy)
+    return Opened(
+        files=files,
+        # Roots with the same driver have the same account and credentials.
+        service=("driver", id(files)) if driver.service is None else driver.service(parts),
+        place=driver.place(parts).rstrip("/"),
+        upload=driver.upload,
+        failures=failures,
+        copy=driver.copy,
+    )
 
 
 def _require_installed(driver: Driver, url: str) -> None:

@@ -72,6 +72,7 @@ class RemoteStorage(OpenedStore):
     ) -> None:
         super().__init__(url.rstrip("/"))
         self._files = opened.files
+        self._service = opened.service
         self._place = opened.place
         # Empty if paths of the driver start with "/": then there is no bucket.
         self._bucket = opened.place.partition("/")[0]
@@ -190,8 +191,7 @@ class RemoteStorage(OpenedStore):
 
     @property
     def location(self) -> Location:
-        # Roots with the same driver have the same account and credentials.
-        return Location(("driver", id(self._files)), self._place, copies=self._copy is not None)
+        return Location(self._service, self._place, copies=self._copy is not None)
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         if self._copy is None:

@@ -89,6 +89,14 @@ def test_a_root_inside_another_is_detected_on_each_storage(kind: str, request: p
     assert outer.location.can_copy_from(inner.location) is (kind != "hdfs")
 
 
+def test_a_root_inside_another_is_detected_across_both_protocols_of_hdfs() -> None:
+    outer = open_storage("webhdfs://one:9870,two:9870/jobs")
+    inner, other = (open_storage(f"swebhdfs://two,one/{folder}") for folder in ("jobs/clone", "jobs of others"))
+    assert outer.location.contains(inner.location)
+    assert not outer.location.contains(other.location)
+    assert not outer.location.contains(open_storage("webhdfs://three/jobs/clone").location)
+
+
 def test_a_file_of_others_is_not_replaced_on_a_local_disk(tmp_path: Path) -> None:
     one, two = (open_storage(str(tmp_path / name)) for name in ("one", "two"))
     one.create("a", b"ours")

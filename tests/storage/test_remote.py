@@ -49,9 +49,8 @@ class Linking(LocalFileSystem):
 
 
 def on_disk(folder: Path) -> RemoteStorage:
-    opened = Opened(
-        files=Linking(skip_instance_cache=True), place=str(folder), upload={}, failures=(OSError,), copy=None
-    )
+    files = Linking(skip_instance_cache=True)
+    opened = Opened(files=files, service="linking", place=str(folder), upload={}, failures=(OSError,), copy=None)
     return RemoteStorage(f"linking://{folder}", opened, clock=SystemClock(), ids=RandomIds(), timeout_seconds=0.0)
 
 
