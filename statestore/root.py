@@ -326,8 +326,10 @@ class StateRoot:
         return bases, log.next_watermark_ms
 
     def _offsets(self, outer: logs.OffsetLog, watermark_ms: int) -> logs.OffsetLog:
-        # The confs of the outer, stateless query name another provider. Spark reads the state with these confs.
-        conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(self.binding.partitions)}
+        # The confs of the outer, stateless query name another provider. Spark reads the state with these confs. A claim
+        # makes the checkpoint of the query with the others.
+        state = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(self.binding.partitions)}
+        conf = {**outer.query_conf, **state}
         return replace(outer, conf=conf, watermark_ms=watermark_ms)
 
     def _require_same_sources(

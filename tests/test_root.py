@@ -234,6 +234,16 @@ def test_a_root_contains_the_metadata_that_spark_needs(storage: Storage) -> None
     assert [(s.name, s.partitions) for s in described.stores] == [("default", PARTITIONS)]
 
 
+def test_a_root_keeps_the_settings_of_the_query_that_do_not_describe_stores(storage: Storage) -> None:
+    """A claim makes a lost checkpoint with them."""
+    of_query = {"spark.sql.streaming.queryEvolution.enableSourceEvolution": "true"}
+    of_stores = dict.fromkeys((*logs.STATE_CONF, "spark.sql.streaming.stateStore.of a later release"), "another")
+    started = replace(outer(0), conf={**of_query, **of_stores})
+    opened(storage).begin(0, started)
+    conf = logs.parse_offsets(storage.read(names.offsets(0)), "offsets/0").conf
+    assert conf == {**of_query, **logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(PARTITIONS)}
+
+
 def test_a_committed_batch_with_the_same_offsets_is_complete(storage: Storage) -> None:
     World().run(storage, 0)
     assert isinstance(opened(storage).begin(0, outer(0)), Done)

@@ -73,6 +73,12 @@ class OffsetLog:
             return {str(number): offset for number, offset in enumerate(self.sources)}
         return {line.partition(":")[0]: line.partition(":")[2] for line in self.sources}
 
+    @property
+    def query_conf(self) -> dict[str, str]:
+        """The confs that do not describe stores. Without one of them, Spark takes its oldest default at the next start: it
+        would ignore the names of the sources, for example."""
+        return {name: value for name, value in self.conf.items() if not name.startswith(_STATE)}
+
 
 ByStore = dict[int, tuple[tuple[str, ...], ...]]
 """Operator -> partition -> one text per store."""

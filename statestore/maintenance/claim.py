@@ -178,8 +178,7 @@ def _files(gathered: ClaimFacts, query: str) -> Iterator[tuple[str, bytes]]:
     yield names.QUERY_METADATA, logs.encode_metadata(query)
     for batch, offsets in gathered.offsets.items():
         # The other confs in the root's offsets describe its state. Spark 4.2 fails without the number of partitions.
-        kept = {name: value for name, value in offsets.conf.items() if name == logs.SHUFFLE_PARTITIONS}
-        yield names.offsets(batch), logs.encode_offsets(replace(offsets, conf=kept))
+        yield names.offsets(batch), logs.encode_offsets(replace(offsets, conf=offsets.query_conf))
     yield names.commits(gathered.newest), logs.encode_commit(logs.CommitLog(0, None))
 
 

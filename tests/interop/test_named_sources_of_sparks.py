@@ -54,10 +54,12 @@ def run(spark: SparkSession, folder: Path, checkpoint: Path) -> dict[int, list[s
     return found
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.parametrize("batch", [3, 1])
 def test_spark_reads_each_file_once_from_a_clone_of_several_named_sources(
-    spark: SparkSession, tmp_path: Path, batch: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, version: str
 ) -> None:
+    monkeypatch.setitem(CONFS, "spark.sql.streaming.offsetLog.formatVersion", version)
     checkpoint, clone = tmp_path / "checkpoint", tmp_path / "clone"
     done: dict[int, list[str]] = {}
     files = Counter[str]()
@@ -68,8 +70,9 @@ def test_spark_reads_each_file_once_from_a_clone_of_several_named_sources(
             done.update(run(spark, tmp_path, checkpoint))
     assert sorted(done) == [0, 1, 2, 3]
     storage = open_storage(str(checkpoint))
-    offsets = parse_offsets(storage.read(names.offsets(3)), names.offsets(3)).sources
-    assert [file_source.position(offset) for offset in offsets] == [1, 3]
+    log = parse_offsets(storage.read(names.offsets(3)), names.offsets(3))
+    assert (log.source_metadata is not None) is (version == "2")
+    assert sorted(str(file_source.position(offset)) for offset in log.by_source.values()) == ["1", "3"]
     statekeeper("clone", str(checkpoint), str(clone), "--batch", str(batch), "--confirm-stopped")
     after = run(spark, tmp_path, clone)
     assert min(after) == batch + 1

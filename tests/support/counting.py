@@ -31,6 +31,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from pipelines.batch_log import LogLayout
 from pipelines.driver import BatchDriver
@@ -187,13 +188,12 @@ class Job:
         again = DeltaSink(str(self.folder / "again"), writer=Writer.TASKS)
         return {"output": sink, "again": again} if self.has_two_outputs else sink
 
+    def reader(self, session: SparkSession) -> DataStreamReader:
+        """One file of the input in each batch."""
+        return session.readStream.format("delta").option("startingVersion", 1).option("maxFilesPerTrigger", 1)
+
     def start(self, session: SparkSession, observer: Watching | None = None) -> StatefulQuery:
-        stream = (
-            session.readStream.format("delta")
-            .option("startingVersion", 1)
-            .option("maxFilesPerTrigger", 1)
-            .load(str(self.input))
-        )
+        stream = self.reader(session).load(str(self.input))
         driver = self.batch_driver(to_arrow_schema(stream.schema, timezone="UTC"), observer or Watching())
         writer = stream.writeStream.foreachBatch(driver).option("checkpointLocation", str(self.checkpoint))
         watch = SnapshotWatch(driver.look_for_snapshots, 1000.0, self.warnings.append)
