@@ -37,6 +37,7 @@ def test_a_launch_plans_and_copies_only_if_told_to(
     assert result["phase"] == "cloned"
     assert result["bytes"] == result["bytes_by_service"] + result["bytes_through_this_machine"]
     assert result["bytes_by_service"] > 0
+    assert result["seconds"] > 0
     at(flights, open_storage(to), tmp_path / "job", 5).assert_right(tmp_path / "host")
 
 

@@ -49,7 +49,8 @@ def test_each_run_copies_the_new_batches_and_checks_the_lag(
     result = shown(second, "mirror")
     assert (result["phase"], result["batch"], result["lag_batches"], result["refusals"]) == ("mirrored", 10, 0, 0)
     assert result["destination"] == f"file://{mirrored}"
-    assert result["seconds"] is not None
+    assert result["seconds"] > 0
+    assert result["bytes"] > result["bytes_by_service"] > 0
     at(flights, open_storage(str(mirrored)), tmp_path / "job", 10).assert_right(tmp_path / "host")
 
 

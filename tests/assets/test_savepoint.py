@@ -34,7 +34,9 @@ def test_a_launch_plans_and_keeps_the_files_only_if_told_to(
     done = launched(definitions, instance, destination=to, label="march", batch=5, do="APPLY")
     assert done.success
     result = shown(done, "savepoint")
-    assert (result["phase"], result["listed"], result["bytes"] > 0) == ("saved", True, True)
+    assert (result["phase"], result["listed"]) == ("saved", True)
+    assert result["bytes"] == plan["bytes"] > 0
+    assert result["seconds"] > 0
     at(flights, open_storage(to), tmp_path / "job", 5).assert_right(tmp_path / "host")
     assert [one.label for one in passes.savepoint.listed(flights.storage).labels] == ["march"]
 

@@ -26,7 +26,6 @@ from tests.support.entry_points import (
     a_changelog_is_missing,
     another_maintainer,
     assert_guarded,
-    begin_a_switch,
     confirmed,
     half_switched,
     mode_observe,
@@ -36,7 +35,7 @@ from tests.support.entry_points import (
 )
 from tests.support.maintainers import MAINTAINER
 from tests.support.structures import as_sparks
-from tests.support.switching import take_snapshots
+from tests.support.switching import begin_a_switch, take_snapshots
 
 BY = MAINTAINER
 

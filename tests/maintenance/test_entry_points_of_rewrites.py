@@ -30,7 +30,6 @@ from tests.support.entry_points import (
     a_changelog_is_missing,
     another_maintainer,
     assert_guarded,
-    begin_a_switch,
     confirmed,
     half_switched,
     mode_observe,
@@ -41,7 +40,7 @@ from tests.support.entry_points import (
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER
-from tests.support.switching import WRITES
+from tests.support.switching import WRITES, begin_a_switch
 from tests.support.unpacked import unpacked
 
 ARCHIVES = Path(__file__).parents[1] / "fixtures" / "checkpoints"

@@ -21,13 +21,10 @@ from statestore.cli import main
 from statestore.clock import SystemClock
 from statestore.errors import StatekeeperError
 from statestore.format import names
-from statestore.format.structure import Structure
 from statestore.maintenance import config, lease
 from statestore.maintenance.config import Policies
 from statestore.storage import Storage, open_storage
-from tests.support.faulty_storage import Fault
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
-from tests.support.switching import die_at
 
 HALF_SWITCHED = "half-switched"
 """The folder of `made` with a checkpoint whose switchover is interrupted."""
@@ -158,18 +155,6 @@ def a_changelog_is_missing(world: World) -> Iterator[None]:
     (newest,) = (world.root / "state" / "0" / "1").glob(f"{(catalog.newest_batch(world.storage) or 0) + 1}_*.changelog")
     newest.unlink()
     yield
-
-
-def begin_a_switch(storage: Storage, to: Structure, folder: Path) -> None:
-    """Start a switchover that dies before the end."""
-    die_at(
-        storage,
-        to,
-        folder / "scratch",
-        lambda request: request.path == names.switchover(1, "cleared"),
-        Fault.BEFORE,
-    )
-    storage.delete([entry.path for entry in storage.list(names.LEASES)])
 
 
 def begin(world: World, verb: str) -> None:

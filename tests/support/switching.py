@@ -79,6 +79,18 @@ def die_at(storage: Storage, to: Structure, scratch: Path, where: Callable[[Requ
         switch(Dying(storage), to, scratch)
 
 
+def begin_a_switch(storage: Storage, to: Structure, folder: Path) -> None:
+    """Start a switchover that dies before the end."""
+    die_at(
+        storage,
+        to,
+        folder / "scratch",
+        lambda request: request.path == names.switchover(1, "cleared"),
+        Fault.BEFORE,
+    )
+    storage.delete([entry.path for entry in storage.list(names.LEASES)])
+
+
 def gone_on(storage: Storage, *, purges: Iterable[int] = range(6)) -> None:
     """The query has committed a batch more, in the structure that it found, and purged these."""
     for store, head in catalog.heads_at(storage, 5).heads.items():

@@ -11,6 +11,7 @@ import pytest
 
 from statestore import binding, catalog
 from statestore.format import logs, names, operators
+from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
 from statestore.maintenance import passes
 from statestore.maintenance.copies import Way
@@ -20,7 +21,7 @@ from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, ow
 from tests.support.maintainers import MAINTAINER
 from tests.support.rewinds import maintainer, rewound
 from tests.support.structures import held
-from tests.support.unpacked import unpacked
+from tests.support.unpacked import unpacked, update_urls
 
 TRANSFORM_WITH_STATE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-transformWithState.zip"
 MOST_BYTES_OF_LEASES = 500
@@ -195,6 +196,44 @@ def test_the_plan_shows_the_bytes_between_two_services(roots: Roots, tmp_path: P
     planned = cloned(source, destination, tmp_path).plan
     assert planned.size_bytes(Way.SERVICE) == 0
     assert planned.size_bytes(Way.STREAM, Way.REWRITE) == planned.size_bytes()
+
+
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+def test_the_first_snapshot_of_a_clone_uploads_only_tables_of_rows_since_the_base(
+    disks: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
+) -> None:
+    source, destination = disks
+    query = made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
+    cloned(source, destination, tmp_path, stopped=True)
+    before = {entry.path for entry in destination.list(names.STATE)}
+    copy = query_of(query, destination, tmp_path / "of clone", 7)
+    copy.snapshot()
+    assert copy.is_right()
+    new = [entry.path for entry in destination.list(names.STATE) if entry.path not in before]
+    zips, tables = ([path for path in new if path.endswith(suffix)] for suffix in (".zip", ".sst"))
+    assert len(zips) == len(tables) == len(query.checkpoint.stores)
+    for path in zips:
+        named = read_snapshot(destination.read(path), path).metadata.named_files
+        folder = path.rpartition("/")[0]
+        assert any(f"{folder}/SSTs/{table.dfs_name}" in before for table in named), (
+            "the new snapshot uses the old table"
+        )
+
+
+def test_no_file_of_a_clone_contains_the_location_of_its_source(disks: Roots, tmp_path: Path) -> None:
+    """Except the record of the clone, and the inputs of the query."""
+    source, destination = disks
+    root = unpacked(TRANSFORM_WITH_STATE, tmp_path / "of spark").rename(tmp_path / "root")
+    update_urls(root, tmp_path)
+    cloned(source, destination, tmp_path, stopped=True)
+    with_source = [
+        entry.path
+        for entry in destination.list("", hidden=True)
+        if f"{tmp_path}/root/".encode() in destination.read(entry.path)
+    ]
+    assert with_source == []
+    with_clone = [entry.path for entry in source.list("") if f"{tmp_path}/root/".encode() in source.read(entry.path)]
+    assert with_clone, "the source has absolute paths"
 
 
 def test_a_repaired_copy_of_a_moved_checkpoint_is_cloned(disks: Roots, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from statestore import catalog
 from statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
+    HalfSwitched,
     NotACheckpoint,
     RefusedAsUnsafe,
     RootHeld,
@@ -28,7 +29,7 @@ from statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server
-from tests.support.switching import structure_of
+from tests.support.switching import begin_a_switch, structure_of
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
@@ -66,8 +67,8 @@ def _with_another_maintainer(source: Storage, destination: Storage, scratch: Pat
 
 
 def _half_switched(source: Storage, destination: Storage, scratch: Path) -> None:
-    del destination, scratch
-    source.create(names.switchover(1, "begun"), b"{}")
+    del destination
+    begin_a_switch(source, Structure.V1, scratch)
 
 
 BAD: list[tuple[Callable[[Storage, Storage, Path], None], type[StatekeeperError]]] = [
@@ -77,7 +78,7 @@ BAD: list[tuple[Callable[[Storage, Storage, Path], None], type[StatekeeperError]
     (_with_a_damaged_record, CorruptFile),
     (_with_a_lost_changelog, VersionNotLoadable),
     (_with_another_maintainer, RootHeld),
-    (_half_switched, StatekeeperError),
+    (_half_switched, HalfSwitched),
 ]
 
 

@@ -12,6 +12,7 @@ from statestore import catalog
 from statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
+    HalfSwitched,
     MirrorDiverged,
     MirrorStarted,
     RefusedAsUnsafe,
@@ -28,6 +29,7 @@ from tests.support.clones import FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 from tests.support.mirrors import mirrored, require_right
+from tests.support.switching import begin_a_switch
 
 Spoil = Callable[[Query, Roots, Path], None]
 
@@ -101,6 +103,11 @@ def _with_another_maintainer(query: Query, roots: Roots, scratch: Path) -> None:
     lease.acquire(roots[0], "gc", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock)
 
 
+def _half_switched(query: Query, roots: Roots, scratch: Path) -> None:
+    query.grow(1)
+    begin_a_switch(roots[0], Structure.V1, scratch)
+
+
 def _with_a_damaged_record(query: Query, roots: Roots, scratch: Path) -> None:
     del query, scratch
     roots[1].replace(mirror_names.MIRROR, b'{"format": 7}')
@@ -123,6 +130,7 @@ BAD: list[tuple[Spoil, type[StatekeeperError]]] = [
     (_with_a_switched_source, MirrorDiverged),
     (_with_a_lost_changelog, VersionNotLoadable),
     (_with_another_maintainer, RootHeld),
+    (_half_switched, HalfSwitched),
     (_with_a_damaged_record, CorruptFile),
     (_with_a_damaged_list, CorruptFile),
 ]
@@ -151,6 +159,14 @@ def test_a_mirror_inside_the_source_or_around_it_is_rejected(tmp_path: Path, sou
     own(storage, tmp_path)
     with pytest.raises(RefusedAsUnsafe):
         mirrored(storage, open_storage(str(tmp_path / destination)), tmp_path)
+
+
+def test_a_batch_that_the_source_does_not_retain_is_not_mirrored(disks: Roots, tmp_path: Path) -> None:
+    source, destination = disks
+    own(source, tmp_path)
+    with pytest.raises(VersionNotLoadable, match="batches 0 to 7"):
+        mirrored(source, destination, tmp_path, batch=17)
+    assert destination.list("", hidden=True) == []
 
 
 def test_a_clone_does_not_overwrite_a_mirror(disks: Roots, tmp_path: Path) -> None:

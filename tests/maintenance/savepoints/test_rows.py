@@ -10,6 +10,7 @@ import pytest
 from statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
+    HalfSwitched,
     RefusedAsUnsafe,
     RootHeld,
     StatekeeperError,
@@ -29,6 +30,7 @@ from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_ma
 from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER
 from tests.support.savepoints import manifest, recomputed, saved, table
+from tests.support.switching import begin_a_switch
 
 TABLE = "rows/0/default"
 
@@ -254,8 +256,7 @@ def _with_another_maintainer(source: Storage, destination: Storage) -> None:
 
 
 def _half_switched(source: Storage, destination: Storage) -> None:
-    del destination
-    source.create(names.switchover(1, "begun"), b"{}")
+    begin_a_switch(source, Structure.V1, Path(destination.url.removeprefix("file://")).parent)
 
 
 BAD: list[tuple[Callable[[Storage, Storage], None], type[StatekeeperError]]] = [
@@ -264,7 +265,7 @@ BAD: list[tuple[Callable[[Storage, Storage], None], type[StatekeeperError]]] = [
     (_with_a_damaged_record, CorruptFile),
     (_with_a_lost_changelog, VersionNotLoadable),
     (_with_another_maintainer, RootHeld),
-    (_half_switched, StatekeeperError),
+    (_half_switched, HalfSwitched),
 ]
 
 
