@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +12,7 @@ from statestore.cli import main
 from statestore.format import names
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.commands import shown_at_a_terminal
 from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server
 
@@ -78,24 +74,21 @@ def test_the_destination_has_the_options_of_a_configured_source(s3_server: S3Ser
     assert open_storage(other, options=s3_server.options).stat(names.commits(1)) is not None
 
 
-def test_a_terminal_shows_the_progress_of_the_copy_in_bytes(source: Checkpoint, tmp_path: Path) -> None:
-    terminal, stderr = pty.openpty()
-    size = json.loads(
-        statekeeper("clone", tmp_path / "root", tmp_path / "copy", "--dry-run", "--output", "json").output
-    )["bytes"]
-    command = [sys.executable, "-m", "statestore", "clone", str(tmp_path / "root"), str(tmp_path / "copy")]
-    with subprocess.Popen(
-        [*command, "--scratch", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        env={**os.environ, "COLUMNS": "120"},
-    ) as made:
-        os.close(stderr)
-        shown = b""
-        with contextlib.suppress(OSError):  # the terminal is closed at the end of the process
-            while piece := os.read(terminal, 4096):
-                shown += piece
-    os.close(terminal)
-    assert made.returncode == 0
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("clone",),
+        pytest.param(("mirror",), marks=pytest.mark.slow),
+        pytest.param(("savepoint", "--label", "march"), marks=pytest.mark.slow),
+    ],
+    ids=lambda verb: str(verb[0]),
+)
+def test_a_terminal_shows_the_progress_of_the_copy_in_bytes(
+    source: Checkpoint, tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    assert source.stores
+    arguments = [verb[0], str(tmp_path / "root"), str(tmp_path / "copy"), *verb[1:]]
+    size = json.loads(statekeeper(*arguments, "--dry-run", "--output", "json").output)["bytes"]
+    shown = shown_at_a_terminal(*arguments, "--scratch", tmp_path)
     number = f"{size / 1000:.1f}"
-    assert f"{number}/{number} kB" in shown.decode()
+    assert f"{number}/{number} kB" in shown

@@ -9,7 +9,7 @@ import pytest
 
 from statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.commands import statekeeper
+from tests.support.commands import shown_at_a_terminal, statekeeper
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.s3_server import S3Server
 from tests.support.savepoints import manifest, rows_of
@@ -51,6 +51,14 @@ def test_json_has_the_plan_the_counts_and_the_refusals(source: Checkpoint, tmp_p
     failed = statekeeper(*verb, "--batch", "1")
     assert (failed.exit_code, json.loads(failed.stdout)["error"]["code"]) == (13, "destination_not_empty")
     assert "--rows --batch 0 --format delta" in json.loads(failed.stdout)["error"]["hint"]
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_progress_of_the_rows(source: Checkpoint, tmp_path: Path) -> None:
+    assert len(source.stores) == 2
+    shown = shown_at_a_terminal("savepoint", tmp_path / "root", tmp_path / "to", "--rows", "--scratch", tmp_path)
+    assert "stores (2 rows)" in shown
+    assert "2/2" in shown
 
 
 def test_a_labeled_savepoint_is_made_listed_and_deleted(source: Checkpoint, tmp_path: Path) -> None:

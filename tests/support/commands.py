@@ -1,8 +1,13 @@
-"""Calls of the command-line interface in this process."""
+"""Calls of the command-line interface, in this process or at a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 
 from click.testing import CliRunner, Result
 
@@ -23,3 +28,22 @@ def json_output(*arguments: object) -> dict:
     result = run(*arguments, "--output", "json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+def shown_at_a_terminal(*arguments: object) -> str:
+    """Call the command in its own process, and return its progress, which it writes to the terminal at stderr."""
+    terminal, stderr = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "statestore", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env={**os.environ, "COLUMNS": "120"},
+    ) as process:
+        os.close(stderr)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is closed at the end of the process
+            while piece := os.read(terminal, 4096):
+                shown += piece
+    os.close(terminal)
+    assert process.returncode == 0, shown
+    return shown.decode()
