@@ -198,7 +198,8 @@ def test_the_plan_shows_the_bytes_between_two_services(roots: Roots, tmp_path: P
     assert planned.size_bytes(Way.STREAM, Way.REWRITE) == planned.size_bytes()
 
 
-@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), KINDS)
 def test_the_first_snapshot_of_a_clone_uploads_only_tables_of_rows_since_the_base(
     disks: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
