@@ -199,6 +199,11 @@ def column_text(column: Mapping[str, Any]) -> str:
     return f"{column['name']}: {_type_text(column)}{'' if column['nullable'] else ' not null'}"
 
 
+def columns_text(schema_json: str) -> str:
+    """Return all columns of a schema in Spark's JSON, for messages. Raises `ValueError`, `KeyError`, `TypeError`."""
+    return ", ".join(map(column_text, _fields(schema_json)))
+
+
 def _type_text(column: Mapping[str, Any]) -> str:
     return column["type"] if isinstance(column["type"], str) else json.dumps(column["type"])
 

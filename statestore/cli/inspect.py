@@ -22,7 +22,7 @@ from statestore.maintenance import retention
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.advice import Advice, advice
 from statestore.maintenance.codes import code
-from statestore.maintenance.description import Description, Owner, describe
+from statestore.maintenance.description import Description, Owner, StoreColumns, describe
 from statestore.maintenance.mirrors import MirrorRecord
 from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statestore.query_metrics import QueryMetrics
@@ -92,6 +92,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         },
         "savepoint": about.savepoint and {"label": about.savepoint.label, "note": about.savepoint.note},
         "owner": about.owner and _owner_object(about.owner),
+        "columns": {one.store: _columns_object(one) for one in about.columns},
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
@@ -124,6 +125,16 @@ def _owner_line(owner: Owner) -> str:
     since = f" since {owner.since_utc}" if owner.since_utc else ""
     claim = owner.claim
     return f"owner: query {owner.query_id}{since}" + (f", claimed by {claim.by}" if claim else "")
+
+
+def _columns_object(columns: StoreColumns) -> dict[str, Any]:
+    return {"columns": columns.columns, "since_batch": columns.since, "committed": columns.committed}
+
+
+def _columns_line(columns: StoreColumns) -> str:
+    since = "" if columns.since is None else f" since batch {columns.since:,}"
+    not_yet = "" if columns.committed else ", which is not committed"
+    return f"columns of store {columns.store}{since}{not_yet}: {columns.columns}"
 
 
 def _metrics_lines(metrics: QueryMetrics) -> Iterator[str]:
@@ -209,6 +220,8 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         console.print(tables.plain(f"savepoint {about.savepoint.label}{note}"), soft_wrap=True)
     if about.owner is not None:
         console.print(tables.plain(_owner_line(about.owner)), soft_wrap=True)
+    for columns in about.columns:
+        console.print(tables.plain(_columns_line(columns)), soft_wrap=True)
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from statestore import catalog
 from statestore.attempts import metrics_at
-from statestore.binding import Claim, parse_binding
+from statestore.binding import Binding, Claim, read_binding
+from statestore.declared_columns import columns_text
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.format.snapshot import read_snapshot
 from statestore.format.structure import Structure
+from statestore.format.untrusted import BAD_VALUES
+from statestore.later_schemas import OlderSchemas
 from statestore.lineage import BaseKind
 from statestore.maintenance import labels, mirrors
 from statestore.maintenance.copies import CloneRecord
@@ -57,11 +60,26 @@ class Owner:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreColumns:
+    """The value columns of one store of a Python job for display.
+
+    since      the batch that changed them last; None if they are those of the first batch
+    committed  whether this batch is committed. If not, the former columns are those of the newest committed batch
+    """
+
+    store: str
+    columns: str
+    since: int | None
+    committed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """`structure` is None before the first commit. `operators`: the name of each operator by its number, None without
     metadata (Spark 3.5). `keys`: the number of keys in the base of each store, where the snapshot states it. `batch_logs`:
     None if there are none. `metrics`: the figures that the job recorded with the newest batch. `cloned`: where a clone
-    comes from; None for another checkpoint. `mirror`, `savepoint`: likewise. `owner`: of the root of a Python job."""
+    comes from; None for another checkpoint. `mirror`, `savepoint`: likewise. `owner`, `columns`: of the root of a Python
+    job."""
 
     structure: Structure | None = None
     operators: Mapping[int, str | None] = field(default_factory=dict)
@@ -72,11 +90,13 @@ class Description:
     mirror: MirrorRecord | None = None
     savepoint: Label | None = None
     owner: Owner | None = None
+    columns: tuple[StoreColumns, ...] = ()
 
 
 def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
     """Describe a checkpoint. Requests: one per operator, one per store with a snapshot, one for each record of a clone,
-    a mirror and a savepoint, and six for the owner, the batch logs and the figures of a Statekeeper job.
+    a mirror and a savepoint, and seven for the owner, the columns, the batch logs and the figures of a Statekeeper
+    job, plus one for each change of columns.
 
     Raises `StorageError`.
     """
@@ -109,14 +129,25 @@ def describe(storage: Storage, gathered: SnapshotFacts) -> Description:
     )
     if gathered.origin is Origin.NATIVE:
         return found
-    return replace(found, batch_logs=_batch_logs(storage), metrics=metrics_at(storage, batch), owner=_owner(storage))
-
-
-def _owner(storage: Storage) -> Owner | None:
+    found = replace(found, batch_logs=_batch_logs(storage), metrics=metrics_at(storage, batch))
     try:
-        bound = parse_binding(storage.read(names.BINDING))
+        bound, older = read_binding(storage)
     except (ObjectMissing, CorruptFile, UnknownFormatVersion):
-        return None  # the audit reports the file
+        return found  # the audit reports the file
+    return replace(found, owner=_owner(storage, bound), columns=tuple(_columns(bound, older, batch)))
+
+
+def _columns(bound: Binding, older: OlderSchemas, newest: int) -> Iterator[StoreColumns]:
+    for store in bound.stores:
+        try:
+            text = columns_text(store.value_json)
+        except BAD_VALUES:
+            continue  # as above
+        since = max((batch for batch, values in older.items() if store.name in values), default=None)
+        yield StoreColumns(store=store.name, columns=text, since=since, committed=since is None or since <= newest)
+
+
+def _owner(storage: Storage, bound: Binding) -> Owner:
     if bound.claim is not None:
         return Owner(bound.query_id, bound.claim.at_seconds, bound.claim)
     entry = storage.stat(names.BINDING)

@@ -230,6 +230,7 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
         "batch_logs": None,
         "cloned": None,
         "owner": None,
+        "columns": {},
         "mirror": None,
         "savepoint": None,
         "metrics": None,

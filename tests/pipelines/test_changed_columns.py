@@ -190,6 +190,8 @@ def test_a_rewind_removes_the_change_of_columns_of_an_attempt_that_was_not_commi
         stream.run(changed(), seen=Seen(die))
     with pytest.raises(SchemaMismatch, match="had before batch 1, which changed them"):
         stream.run(adding())
+    line = "columns of store default since batch 1, which is not committed: note: string, n: long"
+    assert line in statekeeper("inspect", str(stream.root))
     rewind(stream, tmp_path)
     stream.run(adding())
     assert stream.state() == {(1,): (2, 11)}
