@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Mapping
+import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from examples import join_with_expiry
 from examples.join_with_expiry import COLUMN, HOUR, INSTANT, OPERATOR
-from pipelines import OperatorHarness
-from tests.support.streams import conf
+from pipelines import DeltaSink, OperatorHarness, start
+from tests.support.streams import Seen, conf
 
 COLUMNS = {
     name: pa.schema([("order", pa.string()), ("at", INSTANT), (column, pa.int64())]) for name, column in COLUMN.items()
@@ -27,14 +27,13 @@ Row = dict[str, Any]
 Batches = list[Mapping[str, list[Row]]]
 
 
-def batches_of(count: int, rows: int, most_minutes_late: int) -> Batches:
+def batches_of(count: int, rows: int, most_minutes_late: int, keys: Sequence[str | None]) -> Batches:
     """Batch N has the times of N half hours, and up to so many minutes earlier."""
     chance, numbers = random.Random(47), iter(range(1_000_000))
 
     def row(batch: int, column: str) -> Row:
         minute = 30 * batch - chance.randrange(most_minutes_late)
-        order = chance.choice([None, *"abcdefghij"])
-        return {"order": order, "at": START + dt.timedelta(minutes=minute), column: next(numbers)}
+        return {"order": chance.choice(keys), "at": START + dt.timedelta(minutes=minute), column: next(numbers)}
 
     return [
         {name: [row(batch, column) for _ in range(rows)] for name, column in COLUMN.items()} for batch in range(count)
@@ -52,7 +51,8 @@ def pairs_of(batches: Batches) -> list[tuple[Any, ...]]:
 
 
 def test_the_join_returns_each_pair_within_an_hour_once_and_forgets_the_other_rows() -> None:
-    batches, before = batches_of(12, 6, most_minutes_late=10), list[tuple[Any, ...]]()
+    batches = batches_of(12, 6, most_minutes_late=10, keys=[None, *"abcdefghij"])
+    before: list[tuple[Any, ...]] = []
     with OperatorHarness(OPERATOR, columns=COLUMNS, partitions=2) as harness:
         for number, batch in enumerate(batches):
             result = harness.batch(batch)
@@ -71,35 +71,39 @@ def test_the_join_returns_each_pair_within_an_hour_once_and_forgets_the_other_ro
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_join_on_late_rows_is_that_of_spark(delta_session: SparkSession, tmp_path: Path) -> None:
-    batches = batches_of(8, 30, most_minutes_late=90)
-
-    def append(batch: Mapping[str, list[Row]]) -> None:
+    # Spark drops rows with a null key before it looks at their event times.
+    batches = batches_of(7, 45, most_minutes_late=90, keys=string.ascii_letters)
+    for batch in [{name: [] for name in COLUMN}, *batches]:
         for name, rows in batch.items():
-            deltalake.write_deltalake(str(tmp_path / name), pa.Table.from_pylist(rows, COLUMNS[name]), mode="append")
-
-    append(batches[0])
+            table = pa.Table.from_pylist(rows, COLUMNS[name])
+            deltalake.write_deltalake(str(tmp_path / name), table, mode="append")
 
     def stream(name: str) -> DataFrame:
-        return delta_session.readStream.format("delta").load(str(tmp_path / name)).withWatermark("at", "10 minutes")
+        """One file is one batch."""
+        reader = delta_session.readStream.format("delta").option("startingVersion", 1).option("maxFilesPerTrigger", 1)
+        return reader.load(str(tmp_path / name))
 
-    orders = stream("orders")
-    payments = stream("payments").withColumnsRenamed({"at": "at_paid", "order": "paid_order"})
+    orders, payments = (stream(name).withWatermark("at", "10 minutes") for name in COLUMN)
+    payments = payments.withColumnsRenamed({"at": "at_paid", "order": "paid_order"})
     condition = "order = paid_order AND at_paid BETWEEN at - INTERVAL 1 HOUR AND at + INTERVAL 1 HOUR"
     theirs = orders.join(payments, F.expr(condition)).drop("paid_order").writeStream.format("delta")
     theirs = theirs.option("checkpointLocation", str(tmp_path / "native")).trigger(availableNow=True)
-    dropped = 0
-    for batch in batches[1:]:
-        # Both are started again each time, so that the rows of both tables are in one batch.
-        append(batch)
-        ours = join_with_expiry.run(delta_session, str(tmp_path))
-        ours.streaming_query.processAllAvailable()
-        ours.stop()
-        # A batch without rows would move the watermark for late rows.
-        with conf(delta_session, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):
-            native = theirs.start(str(tmp_path / "theirs"))
-        native.awaitTermination()
-        of_operators = [operator for progress in native.recentProgress for operator in progress["stateOperators"]]
-        dropped += sum(operator["numRowsDroppedByWatermark"] for operator in of_operators)
+    # A batch without rows would move the watermark for late rows.
+    with conf(delta_session, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):
+        native = theirs.start(str(tmp_path / "theirs"))
+    native.awaitTermination()
+    of_operators = [operator for progress in native.recentProgress for operator in progress["stateOperators"]]
+    seen = Seen()
+    start(
+        OPERATOR,
+        inputs={name: stream(name) for name in COLUMN},
+        root=str(tmp_path / "state"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        sink=DeltaSink(str(tmp_path / "pairs")),
+        partitions=2,
+        trigger={"availableNow": True},
+        observer=seen,
+    ).await_termination()
     mine, expected = (
         sorted(
             tuple(row[name] for name in OPERATOR.output.names)
@@ -108,5 +112,7 @@ def test_the_join_on_late_rows_is_that_of_spark(delta_session: SparkSession, tmp
         for table in ("pairs", "theirs")
     )
     assert mine == expected
-    assert dropped > 0
-    assert 100 < len(mine) < len(pairs_of(batches)), "late rows have no pairs"
+    late = sum(report.late_rows for report in seen.batches)
+    assert late == sum(operator["numRowsDroppedByWatermark"] for operator in of_operators) > 0
+    assert sum(report.expired_rows for report in seen.batches) > 0
+    assert 50 < len(mine) < len(pairs_of(batches)), "late rows have no pairs"

@@ -84,7 +84,7 @@ def rescale_up_and_down(ran: Ran) -> None:
 
 def savepoint_and_load(ran: Ran) -> None:
     saved = savepoint(ran.storage, ran.another())
-    rescale(ran.storage, 3, ran.another())
+    rescale(ran.storage, 4, ran.another())
     load(ran.storage, saved, ran.another())
 
 
