@@ -177,7 +177,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Counter[s
     return after
 
 
-FAST = {(load_into_another_root, LogLayout.STORES), (rewind, LogLayout.BATCH)}
+FAST = {(load_into_another_root, LogLayout.STORES)}
 CASES = [
     pytest.param(verb, log, id=f"{verb.__name__}-{log}", marks=[] if (verb, log) in FAST else pytest.mark.slow)
     for verb in VERBS
@@ -210,7 +210,10 @@ def test_after_all_verbs_in_turn_timers_fire_and_state_expires_as_in_a_twin(
         ran.assert_right(twins)
 
 
-@pytest.mark.parametrize("batches", [2, 6], ids=["a lower watermark", "a higher watermark"])
+@pytest.mark.parametrize(
+    "batches",
+    [pytest.param(2, id="a lower watermark"), pytest.param(6, id="a higher watermark", marks=pytest.mark.slow)],
+)
 def test_a_load_restores_the_watermark_of_the_savepoint_and_its_undo_that_of_the_root(
     tmp_path: Path, batches: int
 ) -> None:
