@@ -55,9 +55,9 @@ class Ran:
     def root(self) -> Storage:
         return open_storage(str(self.another()))
 
-    def rows(self) -> Counter[str]:
+    def rows(self, *options: str) -> Counter[str]:
         """The rows of all stores, without their key groups."""
-        found = dumped(self.storage.url.removeprefix("file://"))
+        found = dumped(self.storage.url.removeprefix("file://"), *options)
         for row in found:
             del row["key"]["key_group"]
             row["store"] = row["store"].split("/")[1]
@@ -164,15 +164,12 @@ VERBS = (
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Counter[str]]:
     """The state of a job without maintenance, by the number of its batches."""
-    twin, found = Ran(tmp_path_factory.mktemp("twin")), dict[int, Counter[str]]()
+    twin = Ran(tmp_path_factory.mktemp("twin"))
+    twin.grow(STEADY + 1)
 
     def after(batches: int) -> Counter[str]:
-        newest = catalog.newest_batch(twin.storage)
-        while (batch := 0 if newest is None else newest + 1) < batches:
-            twin.grow(1)
-            newest = batch
-            found[batch + 1] = twin.rows()
-        return found[batches]
+        twin.grow(max(0, batches - 1 - twin.newest))
+        return twin.rows("--batch", str(batches - 1))
 
     return after
 
