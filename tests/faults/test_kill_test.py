@@ -12,7 +12,6 @@ from collections import Counter
 
 import pytest
 
-from pipelines import LogLayout
 from pipelines.progress import Phase
 from tests.faults.flights_under_fire import AT_ONCE, SOMEWHERE_IN
 from tests.faults.kill_points import Point, Shot, shots
@@ -72,9 +71,8 @@ def test_a_job_killed_in_each_phase_ends_with_the_facts_and_state_that_pandas_co
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("log", LogLayout)
-def test_a_job_killed_between_its_two_sinks_completes_the_second(log: LogLayout):
-    report = run("--point", Point.ONE_SINK.value, "--kills", "3", "--log", log.value)
+def test_a_job_killed_between_its_two_sinks_completes_the_second():
+    report = run("--point", Point.ONE_SINK.value, "--kills", "3")
     assert report["  one sink written, the other not"] == "3"
     assert report["  found in the sink on restart"] == "3"
 
