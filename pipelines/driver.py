@@ -79,6 +79,7 @@ class BatchDriver:
         log: LogLayout = LogLayout.STORES,
         initial: InitialState | None = None,
         inputs: tuple[str, ...] = (),
+        ticks: bool = False,
         clock: Clock,
         ids: Ids,
         observer: Observer,
@@ -102,6 +103,7 @@ class BatchDriver:
         self._structure = structure
         self._log = log
         self._initial = initial
+        self._ticks = ticks
         self._event_clock = EventClock(operator, inputs)
         self._clock = clock
         self._ids = ids
@@ -218,6 +220,7 @@ class BatchDriver:
                 stores=store_schemas(self._operator, self._row_columns),
                 initial=self._initial is not None,
                 inputs=self._event_clock.inputs,
+                ticks=self._ticks,
             )
             self._root = StateRoot.open(
                 self._storage,

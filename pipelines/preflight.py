@@ -190,6 +190,8 @@ def require_root(
     structure: Structure,
     initial: InitialState | None = None,
     inputs: tuple[str, ...] = (),
+    *,
+    ticks: bool = False,
 ) -> tuple[ColumnChange, ...]:
     """Check that root and checkpoint belong together, and the columns of the initial rows if batch 0 will read them.
     Returns the changes of value columns that the next computed batch makes.
@@ -209,6 +211,7 @@ def require_root(
         stores=store_schemas(operator, columns),
         initial=initial is not None,
         inputs=inputs,
+        ticks=ticks,
     )
     committed = catalog.newest_batch(checkpoint)
     changes = require_startable(root, wanted, committed=committed, structure=structure, mappings=operator.mappings)

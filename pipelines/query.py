@@ -187,7 +187,14 @@ def start(
     input_names = tuple(sorted(inputs or ()))
     first = None if initial is None else InitialState(operator, row_columns, initial)
     changes = preflight.require_root(
-        root_storage, checkpoint_storage, operator, row_columns, structure, first, input_names
+        root_storage,
+        checkpoint_storage,
+        operator,
+        row_columns,
+        structure,
+        first,
+        input_names,
+        ticks=tick is not None,
     )
     for name, of_output in sinks.items():
         if isinstance(of_output, preflight.CheckedSink):
@@ -211,6 +218,7 @@ def start(
         log=layout,
         initial=first,
         inputs=input_names,
+        ticks=tick is not None,
         clock=clock,
         ids=ids,
         observer=observer or _Silent(),

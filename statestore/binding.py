@@ -15,7 +15,7 @@ from typing import Any
 
 from statestore import later_schemas
 from statestore.clock import Ids
-from statestore.declaration import column_changes, require_same_inputs, require_same_start
+from statestore.declaration import column_changes, require_same_inputs, require_same_start, require_same_ticks
 from statestore.declared_columns import ColumnChange, ColumnMapping
 from statestore.errors import (
     AlreadyExists,
@@ -63,6 +63,7 @@ class Binding:
     initial     batch 0 starts from initial rows of the job
     evolution   the run of the newest schema evolution; empty without one
     inputs      the names of the inputs, in the order of the query's sources; empty for a job with one stream
+    ticks       the query has a source of ticks after its inputs
     """
 
     root_id: str
@@ -75,6 +76,7 @@ class Binding:
     initial: bool = False
     evolution: str = ""
     inputs: tuple[str, ...] = ()
+    ticks: bool = False
 
     def owned_by(self, query_id: str, claim: Claim | None = None) -> Binding:
         """Return the binding with another owner, whose former ids include the present one."""
@@ -189,6 +191,7 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int, mappings:
         )
     require_same_start(storage, held=binding.initial, wanted=wanted.initial, batch=batch)
     require_same_inputs(storage.url, held=binding.inputs, wanted=wanted.inputs)
+    require_same_ticks(storage.url, held=binding.ticks, wanted=wanted.ticks)
     later = later_schemas.read(storage)
     binding, older = _evolved(binding, later)
     pending = tuple(column_changes(storage.url, binding.stores, wanted.stores, mappings, older))
@@ -295,6 +298,8 @@ def encode_binding(binding: Binding) -> bytes:
         body["evolution"] = binding.evolution
     if binding.inputs:
         body["inputs"] = list(binding.inputs)
+    if binding.ticks:
+        body["ticks"] = True
     return json.dumps(body, indent=1).encode()
 
 
@@ -364,6 +369,7 @@ def parse_binding(data: bytes) -> Binding:
             initial=_parsed_flag(body, "initial"),
             evolution=str(body.get("evolution", "")),
             inputs=_parsed_names(body, "inputs", []),
+            ticks=_parsed_flag(body, "ticks"),
         )
     except BAD_VALUES as error:
         raise CorruptFile(

@@ -1,4 +1,4 @@
-"""Comparison of the declaration of a job with the binding of its root: stores, keys, initial rows and inputs."""
+"""Comparison of the declaration of a job with the binding of its root: stores, keys, initial rows, inputs, ticks."""
 
 from __future__ import annotations
 
@@ -45,6 +45,19 @@ def require_same_inputs(url: str, *, held: tuple[str, ...], wanted: tuple[str, .
             f"the root has {has}, but the job declares {declares}; the batch was not started",
             path=url,
             hint="declare the inputs of the root. For other inputs, start with a new root and a new checkpoint",
+        )
+
+
+def require_same_ticks(url: str, *, held: bool, wanted: bool) -> None:
+    """Verify that the query has the sources of its offsets: ticks are one of them. Spark would otherwise stop with an
+    assertion. Raises `SchemaMismatch`."""
+    if held != wanted:
+        has, declares = ("with `tick`", "has none") if held else ("without `tick`", "has one")
+        raise SchemaMismatch(
+            f"the root was created by a job {has}, but the job {declares}; the job cannot start with this root",
+            path=url,
+            hint="ticks are a source of the query, which cannot be added or removed. Any duration continues a job with "
+            "`tick`. To add or remove it, start with a new root and a new checkpoint",
         )
 
 

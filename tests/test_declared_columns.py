@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -241,3 +242,11 @@ def test_a_second_column_before_the_commit_of_the_first_is_rejected_with_a_typed
     ):
         more.record_changes(1)
     assert opened(storage, wanted(store(GROWN)), batch=1).rewrites(1) == {0: added_at_the_end()}
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_source_of_ticks_cannot_be_added_or_removed(storage: Storage, held: bool) -> None:
+    opened(storage, replace(wanted(), ticks=held))
+    with pytest.raises(SchemaMismatch, match=r"by a job with.* `tick`, but the job has .* -> ticks are a source"):
+        opened(storage, replace(wanted(), ticks=not held))
+    assert opened(storage, replace(wanted(), ticks=held)).binding.ticks is held

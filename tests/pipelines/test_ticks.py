@@ -18,6 +18,7 @@ from pipelines.operator import StatefulOperator, Update
 from pipelines.query import StatefulQuery, start
 from pipelines.sinks import DeltaSink
 from pipelines.times import TIMESTAMP, Batch, Ttl
+from statestore.errors import SchemaMismatch
 from tests.support import sparks_reader
 from tests.support.streams import Seen
 
@@ -80,7 +81,7 @@ def test_timers_of_several_inputs_fire_and_their_state_expires_without_further_r
         table = pa.table({"key": keys, "n": [1] * len(keys)}, schema=ROWS)
         deltalake.write_deltalake(str(tmp_path / name), table, mode="append")
 
-    def run(tick: str) -> tuple[StatefulQuery, Seen]:
+    def run(tick: str | None) -> tuple[StatefulQuery, Seen]:
         seen = Seen()
         query = start(
             OPERATOR,
@@ -114,6 +115,11 @@ def test_timers_of_several_inputs_fire_and_their_state_expires_without_further_r
     assert len([one for one in reports if not sum(part.rows_in for part in one.partitions)]) >= 2
     for operator in range(4):
         assert sparks_reader.state_rows(delta_session, str(tmp_path / "root"), operator=operator).count() == 0
+
+    with pytest.raises(
+        SchemaMismatch, match=r"created by a job with `tick`, but the job has none; .* a new checkpoint"
+    ):
+        run(None)
 
     # A restart with another duration, and with a row of one input only.
     append("b", 2)
