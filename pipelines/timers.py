@@ -28,13 +28,13 @@ class Timers:
         self._now_us = now_us
 
     def put(self, keys: PlacedKeys, times: Times) -> None:
-        """Set the timers of keys; `NEVER` deletes a timer."""
+        """Set the timers of keys; `NEVER` deletes a timer. A timer that stays, as of an open window, is not written."""
         held = self._held(keys)
-        gone = times == NEVER
+        gone, changed = times == NEVER, times != held
         self._index.schedule(keys, times, held)
         self._index.forget(keys, np.where(gone, held, NEVER))
         values = encode_values(pa.table([timestamps(np.where(gone, 0, times))], schema=TIMER_VALUES))
-        kept, lost = np.flatnonzero(~gone), np.flatnonzero(gone)
+        kept, lost = np.flatnonzero(changed & ~gone), np.flatnonzero(changed & gone)
         self._stores.put(TIMERS, keys.take(kept), values.take(kept))
         self._stores.delete(TIMERS, keys.take(lost))
 

@@ -203,6 +203,20 @@ def test_a_timeout_that_moves_with_each_batch_writes_no_entry_of_the_index(tmp_p
     ]
 
 
+def test_a_timer_that_stays_at_its_time_is_not_written_again(tmp_path: Path) -> None:
+    query = TimedQuery(tmp_path, operator())
+    timers = [store.name for store in query.stores].index("timers")
+
+    def written() -> int:
+        return sum(report.stores[timers].commit.changed_keys for report in query.reports)
+
+    query.batch([(1, 1, 5), (2, 1, 5)])
+    assert written() == 2
+    query.batch([(1, 1, 5), (2, 1, 6)])
+    assert written() == 1, "the timer is 30 minutes after the newest row of the key"
+    assert [row["fires_at"] for row in query.state("timers")] == [at(35), at(36)]
+
+
 def test_timers_by_processing_time_fire_once_and_can_be_set_again(tmp_path: Path) -> None:
     def on_timer(keys: pa.Table, state: pa.Table, batch: Batch) -> Update:
         del state
