@@ -30,7 +30,7 @@ def query_with(spark: SparkSession, folder: Path, name: str, structure: Structur
     return NativeQuery(spark, folder, OPERATORS[name], {**structure.conf, SHUFFLE_PARTITIONS: str(partitions)})
 
 
-@pytest.mark.parametrize("after", [AFTER, 1])
+@pytest.mark.parametrize("after", [AFTER, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "structure"), CASES, ids=_shown)
 def test_spark_continues_from_a_rescaled_checkpoint_like_a_twin_with_that_number(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, structure: Structure, after: int

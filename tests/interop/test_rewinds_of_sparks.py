@@ -65,7 +65,8 @@ def test_the_comparison_detects_a_rewound_query_that_lacks_a_key(
     assert state(query) != end
 
 
-@pytest.mark.parametrize("structure", [Structure.V1, pytest.param(Structure.V2, marks=pytest.mark.slow)], ids=_shown)
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", list(Structure), ids=_shown)
 def test_a_delta_table_has_each_row_once_after_a_rewind_and_a_restore(
     spark: SparkSession, tmp_path: Path, structure: Structure
 ) -> None:

@@ -338,6 +338,7 @@ def test_near_the_lineage_ceiling_the_job_stops_with_a_typed_error_and_an_action
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_local_copies_advance_after_the_batches_and_hold_the_committed_rows(stream):
     # Sixteen versions are advanced at once. A worker that is new to the copy advances it to the version that it loads.
     for batch in range(18):
