@@ -36,7 +36,7 @@ def cloned(query: NativeQuery, batch: int) -> None:
     query.outputs = {done: rows for done, rows in query.outputs.items() if done <= batch}
 
 
-@pytest.mark.parametrize("back", [0, 2])
+@pytest.mark.parametrize("back", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=_shown)
 def test_spark_continues_from_a_clone_like_its_twin(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, name: str, kind: str, back: int
