@@ -34,6 +34,7 @@ from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import passes, records
 from statestore.maintenance.passes import PreparedRewind
 from statestore.maintenance.rewind import RewindAction, batch_at
+from statestore.maintenance.rewind.facts import SourceNeed
 from statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -226,14 +227,22 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
         console.print("to execute: --apply --confirm-stopped")
 
 
+def source_line(need: SourceNeed) -> str:
+    """What a source must still have, and what it no longer has."""
+    line = f"source {need.source} must still have: {need.needs}"
+    if need.missing is None:
+        return f"{line}; Statekeeper cannot check this"
+    if not need.missing:
+        return line
+    more = f" and {len(need.missing) - 1:,} more" if len(need.missing) > 1 else ""
+    return f"{line}; missing now: {need.missing[0]}{more}"
+
+
 def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     planned, gathered = prepared.plan, prepared.gathered
     stores = sum(head != EMPTY for head in gathered.heads.heads.values())
     notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
-    for need in gathered.sources:
-        more = f" and {len(need.missing) - 1:,} more" if need.missing and len(need.missing) > 1 else ""
-        missing = f"; missing now: {need.missing[0]}{more}" if need.missing else ""
-        notes.append(f"source {need.source} must still have: {need.needs}{missing}")
+    notes += map(source_line, gathered.sources)
     if not is_done:
         notes.append("the query gets a new id" if planned.query != planned.former_query else "the query keeps its id")
     elif planned.query != planned.former_query:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from statestore import binding, catalog
+from statestore.cli.rewind import source_line
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.structure import Structure
+from statestore.maintenance.rewind.facts import SourceNeed
 from statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
@@ -161,6 +163,16 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
     assert len(root.list(names.SOURCES)) == 9
     root.replace(f"{names.SOURCES}/0/7", b'v1\n{"path":"s3://[x","batchId":7}\n{"path":1,"batchId":"x"}\n\xff')
     assert planned(root, 5, tmp_path).gathered.sources[0].missing is None
+
+
+def test_the_plan_names_missing_files_and_says_which_sources_it_cannot_check() -> None:
+    known = SourceNeed("0", "the 2 files that later batches have read", ("file:///gone.json",))
+    assert source_line(known) == (
+        "source 0 must still have: the 2 files that later batches have read; missing now: file:///gone.json"
+    )
+    unknown = SourceNeed("1", "topic clicks, partition 0: offset 50 and later", None)
+    assert source_line(unknown).endswith("offset 50 and later; Statekeeper cannot check this")
+    assert source_line(SourceNeed("0", "the file that later batches have read", ())).endswith("have read")
 
 
 def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:
