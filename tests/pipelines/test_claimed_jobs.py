@@ -7,10 +7,10 @@ import shutil
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.progress import Outcome, Phase
+from pipelines.progress import Outcome
 from pipelines.sinks import DeltaSink
-from statestore.errors import ForeignRoot
-from tests.support.counting import Job, once
+from tests.support.claimed_jobs import claimed_after_a_loss
+from tests.support.counting import Job
 from tests.support.twins import statekeeper
 
 pytestmark = pytest.mark.spark
@@ -18,14 +18,7 @@ pytestmark = pytest.mark.spark
 
 def test_a_job_continues_after_the_loss_of_its_checkpoint(job: Job, session: SparkSession) -> None:
     """The job died between the sink's commit and its own: the batch is taken from the sink, and not written again."""
-    job.feed(3)
-    with pytest.raises(ZeroDivisionError):
-        job.run(session, once(2, Phase.SINK_WRITTEN, lambda: 1 // 0))
-    shutil.rmtree(job.checkpoint)
-    with pytest.raises(ForeignRoot, match="statekeeper claim"):
-        job.run(session)
-    shutil.rmtree(job.checkpoint)
-    statekeeper("claim", str(job.root), "--checkpoint", str(job.checkpoint), "--apply", "--confirm-stopped")
+    claimed_after_a_loss(job, session)
     reports = job.feed(2).run(session)
     assert [(report.batch, report.outcome) for report in reports] == [
         (2, Outcome.TAKEN_FROM_SINK),

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from pipelines.progress import Outcome, Phase
+from pipelines.progress import Outcome
 from pipelines.sinks import DeltaSink
-from statestore.errors import ForeignRoot
 from statestore.format import names
 from statestore.format.logs import OffsetLog, parse_offsets
-from tests.support.counting import Job, once
+from tests.support.claimed_jobs import claimed_after_a_loss
+from tests.support.counting import Job
 from tests.support.native import configured
 from tests.support.twins import statekeeper
 
@@ -53,14 +53,7 @@ def source_of(job: Job) -> str:
 
 def test_a_claim_makes_a_checkpoint_from_which_a_job_continues(job: Job, session: SparkSession) -> None:
     """The job died between the sink's commit and its own."""
-    job.feed(3)
-    with pytest.raises(ZeroDivisionError):
-        job.run(session, once(2, Phase.SINK_WRITTEN, lambda: 1 // 0))
-    shutil.rmtree(job.checkpoint)
-    with pytest.raises(ForeignRoot, match="statekeeper claim"):
-        job.run(session)
-    shutil.rmtree(job.checkpoint)
-    statekeeper("claim", str(job.root), "--checkpoint", str(job.checkpoint), "--apply", "--confirm-stopped")
+    claimed_after_a_loss(job, session)
     for batch in (1, 2):
         assert offsets(job.checkpoint, batch).source_metadata is not None
         assert offsets(job.checkpoint, batch).by_source == offsets(job.root, batch).by_source
