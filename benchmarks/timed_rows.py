@@ -30,7 +30,10 @@ _ONLY_WITH_ROWS = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 _ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
 _AGGREGATES = {"count": ("count", None), "sum": ("sum", "value")}
 _OF_WINDOWS = "Count and sum. The event time of a row is the time of its batch."
-_OF_TIMERS = "Count and sum. Each row renews the TTL of its key, and moves its timer to one hour later. None is due."
+_OF_TIMERS = (
+    "Count and sum. Each row renews the TTL of its key, and moves its timer to one hour later. None is due. The peer lists "
+    "and deletes the former timer of the key and registers the new one, because Spark's timers do not replace each other."
+)
 _HOUR = dt.timedelta(hours=1)
 _HOUR_MS = 3_600_000
 _WINDOWS = windows(_ROWS, ["key"], "at", _AGGREGATES, allowed_lateness="0s")

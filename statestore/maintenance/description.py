@@ -142,7 +142,7 @@ def _columns(bound: Binding, older: OlderSchemas, newest: int) -> Iterator[Store
         try:
             text = columns_text(store.value_json)
         except BAD_VALUES:
-            continue  # as above
+            continue  # the audit reports the schema
         since = max((batch for batch, values in older.items() if store.name in values), default=None)
         yield StoreColumns(store=store.name, columns=text, since=since, committed=since is None or since <= newest)
 
