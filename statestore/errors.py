@@ -363,7 +363,7 @@ class ForeignBlock(FailedBatch):
 
 
 class BadConfiguration(StatekeeperError):
-    """`statekeeper.toml` cannot be read, or has an unknown or invalid setting."""
+    """`statekeeper.toml` or another file of settings cannot be read, or has an unknown or invalid setting."""
 
     code = "bad_configuration"
     exit_code = 2

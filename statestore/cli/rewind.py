@@ -33,8 +33,7 @@ from statestore.format import names
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import passes, records
 from statestore.maintenance.passes import PreparedRewind
-from statestore.maintenance.rewind import RewindAction, batch_at
-from statestore.maintenance.rewind.facts import SourceNeed
+from statestore.maintenance.rewind import RewindAction, SourceLocations, SourceNeed, batch_at, client_properties
 from statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -57,6 +56,21 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
     metavar="URL",
     help="The Delta table that the query writes. The plan then shows the SQL command that restores the table to the "
     "same batch. Rewind does not change the table.",
+)
+@click.option(
+    "--source",
+    "folders",
+    multiple=True,
+    metavar="URL",
+    help="A Delta table or a folder of files that the query reads. The plan then shows which data that the query needs no "
+    "longer exist. Repeatable.",
+)
+@click.option(
+    "--kafka-config",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="File with the properties of a Kafka client in the names of librdkafka, one a line: bootstrap.servers=host:9092. "
+    "The plan then shows which offsets that the query needs no longer exist. Needs the package "
+    "statekeeper[kafka].",
 )
 @click.option("--query-id", metavar="UUID", help="The new query id. Default: a random id.")
 @click.option(
@@ -84,6 +98,8 @@ def rewind(
     batch: int | None,
     time: datetime | None,
     sink: str | None,
+    folders: tuple[str, ...],
+    kafka_config: Path | None,
     query_id: str | None,
     keep_query_id: bool,
     apply: bool,
@@ -97,7 +113,8 @@ def rewind(
     First, rewind restores the state of that batch into the directory --scratch. This proves that the state can be loaded.
 
     After a rewind, the query reads the input of the later batches again. The plan lists the data that the sources must
-    still have, for example offsets of Kafka topics.
+    still have, for example offsets of Kafka topics. To look up whether it still exists, add --source or --kafka-config.
+    Files on this machine are always looked up.
 
     With --apply, rewind moves the state, offsets and commits of later batches to quarantine. The query gets a new id unless
     you add --keep-query-id.
@@ -108,7 +125,9 @@ def rewind(
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is not None:
-        if (batch, time, sink, query_id) != (None, None, None, None) or keep_query_id or apply:
+        if any(given not in (None, (), False) for given in (batch, time, sink, folders, kafka_config, query_id)) or (
+            keep_query_id or apply
+        ):
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
         back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
@@ -119,6 +138,10 @@ def rewind(
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     table = None if sink is None else open_destination(ctx, sink).storage
+    sources = SourceLocations(
+        folders=[open_destination(ctx, folder).storage for folder in folders],
+        kafka=None if kafka_config is None else client_properties(kafka_config),
+    )
     with progress_bar() as bar:
         task = bar.add_task("restored stores", total=None)
 
@@ -135,6 +158,7 @@ def rewind(
             query_id=query_id,
             keep_query_id=keep_query_id,
             sink=table,
+            sources=sources,
             restored=restored,
         )
     done: list[RewindAction] = []
@@ -180,8 +204,9 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
                 "source": int(need.source) if need.source.isdecimal() else need.source,
                 "needs": need.needs,
                 "missing": None if need.missing is None else list(need.missing),
+                "unchecked": need.unchecked,
             }
-            for need in prepared.gathered.sources
+            for need in prepared.sources
         ],
         "sink": None
         if sink is None
@@ -229,20 +254,20 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
 
 def source_line(need: SourceNeed) -> str:
     """What a source must still have, and what it no longer has."""
-    line = f"source {need.source} must still have: {need.needs}"
-    if need.missing is None:
-        return f"{line}; Statekeeper cannot check this"
-    if not need.missing:
-        return line
-    more = f" and {len(need.missing) - 1:,} more" if len(need.missing) > 1 else ""
-    return f"{line}; missing now: {need.missing[0]}{more}"
+    parts = [f"source {need.source} must still have: {need.needs}"]
+    if need.missing:
+        more = f" and {len(need.missing) - 1:,} more (--output json lists them)" if len(need.missing) > 1 else ""
+        parts.append(f"missing now: {need.missing[0]}{more}")
+    elif need.missing is not None:
+        parts.append("nothing is missing")
+    return "; ".join(parts if need.unchecked is None else [*parts, need.unchecked])
 
 
 def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     planned, gathered = prepared.plan, prepared.gathered
     stores = sum(head != EMPTY for head in gathered.heads.heads.values())
     notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
-    notes += map(source_line, gathered.sources)
+    notes += map(source_line, prepared.sources)
     if not is_done:
         notes.append("the query gets a new id" if planned.query != planned.former_query else "the query keeps its id")
     elif planned.query != planned.former_query:

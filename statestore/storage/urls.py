@@ -56,6 +56,16 @@ def locality(root: str, location: str) -> Locality:
     return Locality.HERE if is_here else Locality.ELSEWHERE
 
 
+def path_below(root: str, location: str) -> str | None:
+    """Return the path of a file relative to a root; None if it is not below the root. `location`: the percent-encoded URL
+    of the file. Of HDFS only the paths are compared: two protocols of one cluster have different hosts or ports."""
+    ours, theirs = _of_root(root), _parts(location)
+    if ours.family != theirs.family or (ours.family != "hdfs" and ours.authority != theirs.authority):
+        return None
+    path, folder = unquote(theirs.path), ours.path.rstrip("/") + "/"
+    return path.removeprefix(folder) if path.startswith(folder) else None
+
+
 def as_spark_writes_it(root: str, like: str) -> str | None:
     """Return the URL of a root in Spark's form, like its former location `like`; None if that does not determine it."""
     ours, before = _of_root(root), _parts(like)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore.errors import StatekeeperError, VersionNotLoadable
@@ -15,7 +15,14 @@ from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.rewind import DeltaPosition, RewindAction, RewindFacts, RewindPlan
+from statestore.maintenance.rewind import (
+    DeltaPosition,
+    RewindAction,
+    RewindFacts,
+    RewindPlan,
+    SourceLocations,
+    SourceNeed,
+)
 from statestore.origin import origin_of
 from statestore.storage import Storage
 
@@ -24,13 +31,15 @@ from statestore.storage import Storage
 class PreparedRewind:
     """A plan of a rewind, its facts, and the reasons that block it.
 
-    sink  the version of the Delta table that belongs to the target; None without a table
+    sink     the version of the Delta table that belongs to the target; None without a table
+    sources  the data that each source must still have, and the data that it no longer has
     """
 
     policies: Policies
     gathered: RewindFacts
     plan: RewindPlan
     sink: DeltaPosition | None
+    sources: tuple[SourceNeed, ...]
     refusals: Refusals
 
 
@@ -44,15 +53,17 @@ def plan(
     query_id: str | None = None,
     keep_query_id: bool = False,
     sink: Storage | None = None,
+    sources: SourceLocations | None = None,
     restored: Callable[[StorePath], None] = lambda store: None,
 ) -> PreparedRewind:
     """Plan a rewind to a batch, and restore each store at that batch below `scratch`. Reads only.
 
     `query_id`: the id that the query gets, by default a random one. `keep_query_id`: the query keeps its id. `sink`: the
-    Delta table that the query writes. `restored` is called after each store. Raises as `rewind.gather`,
-    `rewind.delta_position`.
+    Delta table that the query writes. `sources`: where its sources have their data. `restored` is called after each store.
+    Raises as `rewind.gather`, `rewind.delta_position`, `rewind.look_up`.
     """
     gathered = rewind.gather(storage, batch)
+    needs = rewind.look_up(gathered.sources, sources or SourceLocations())
     chosen = None if keep_query_id else query_id or by.ids.fresh()
     planned = rewind.plan(gathered, query_id=chosen)
     found: list[StatekeeperError] = list(planned.refusals)
@@ -64,7 +75,9 @@ def plan(
         found += [_unproved(store, error) for store, error in sorted(failed.items())]
     position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
     refusals = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found)
-    return PreparedRewind(policies=policies, gathered=gathered, plan=planned, sink=position, refusals=refusals)
+    return PreparedRewind(
+        policies=policies, gathered=gathered, plan=planned, sink=position, sources=needs, refusals=refusals
+    )
 
 
 def _unproved(store: StorePath, error: StatekeeperError) -> VersionNotLoadable:
@@ -106,9 +119,7 @@ def execute(
     starting()
     for action in runs.rewind(storage, again, run=run, holder=by.holder, clock=by.clock, scratch=scratch):
         progress(action)
-    return PreparedRewind(
-        policies=prepared.policies, gathered=gathered, plan=again, sink=prepared.sink, refusals=prepared.refusals
-    )
+    return replace(prepared, gathered=gathered, plan=again)
 
 
 def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, run: str, stopped: bool) -> list[str]:

@@ -3,6 +3,7 @@
     gather    listings, the commits that go, the chains of each store at the batch    reads only
     prove     restores each store at the batch on local disk                          reads only
     sinks     finds the version of a Delta table that belongs to the batch            reads only
+    sources   looks up the data that the query reads again                            reads only
     plan      the files to quarantine, in order, and the files to rewrite             pure
     execute   one file after another, from the newest batch down
 
@@ -11,11 +12,12 @@ later run completes the rewind, and `undo` reverses it.
 """
 
 from statestore.maintenance.rewind.execute import execute
-from statestore.maintenance.rewind.facts import RewindFacts, SourceNeed
+from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.maintenance.rewind.gather import batch_at, gather
 from statestore.maintenance.rewind.plan import MoveAway, RewindAction, RewindPlan, RewindReason, Rewrite, plan
 from statestore.maintenance.rewind.prove import prove
 from statestore.maintenance.rewind.sinks import DeltaPosition, delta_position
+from statestore.maintenance.rewind.sources import SourceLocations, SourceNeed, client_properties, look_up
 
 __all__ = [
     "DeltaPosition",
@@ -25,11 +27,14 @@ __all__ = [
     "RewindPlan",
     "RewindReason",
     "Rewrite",
+    "SourceLocations",
     "SourceNeed",
     "batch_at",
+    "client_properties",
     "delta_position",
     "execute",
     "gather",
+    "look_up",
     "plan",
     "prove",
 ]

@@ -13,21 +13,8 @@ from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.quarantine import QueryPosition
+from statestore.maintenance.rewind.sources import SourceData
 from statestore.storage import Entry
-
-
-@dataclass(frozen=True)
-class SourceNeed:
-    """The data that a source must still have after a rewind, and the data that it no longer has.
-
-    source   its name, or its number in the query from 0
-    needs    in words, such as "offsets from 12 on of partition 0 of topic clicks"
-    missing  files that batches after the target have read and that no longer exist; None if that is not known
-    """
-
-    source: str
-    needs: str
-    missing: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +36,7 @@ class RewindFacts:
     commits             the SHA-256 of each later commit, by batch
     files               all files by path; without hidden files and without quarantined ones
     positions           the newest entry of each file source that the target has read
-    sources             the data that each source must still have
+    sources             the data that each source must still have, by source
     query_id            of the query; that of a Python job is in the binding
     former_ids          its ids before and after earlier rewinds and claims
     binding             of a root of a Python job, as in its file; None for a native checkpoint
@@ -73,7 +60,7 @@ class RewindFacts:
     commits: Mapping[int, str]
     files: Mapping[str, Entry]
     positions: Positions
-    sources: tuple[SourceNeed, ...]
+    sources: Mapping[str, SourceData]
     query_id: str
     former_ids: frozenset[str]
     binding: Binding | None

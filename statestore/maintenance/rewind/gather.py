@@ -156,7 +156,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         commits=dict(sorted(commits.items())),
         files={path: entry for path, entry in entries.items() if not path.startswith(f"{names.QUARANTINE}/")},
         positions=file_source.positions(offsets, newest_offsets, entries),
-        sources=sources.needs(storage, offsets, newest_offsets, entries),
+        sources=sources.read(storage, offsets, newest_offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
         former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
         binding=bound,

@@ -1,26 +1,20 @@
 """Finds the version of a Delta table that belongs to a batch of a query, from the log of the table.
 
-    <table>/_delta_log/00000000000000000041.json     one action a line: {"commitInfo": ...}, {"txn": ...}, {"add": ...}
-
 Delta records the id of the query and the batch in `txn` (idempotent writes). A RESTORE of the table keeps them: a query
 with the same id would skip the batches that it writes again. So a rewind gives the query a new id.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
-from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.format.untrusted import BAD_VALUES
+from statestore.maintenance.rewind import delta_log
 from statestore.storage import Storage
 
-_LOG = "_delta_log"
-_VERSION = re.compile(rf"{_LOG}/(?P<version>[0-9]{{20}})\.json")
-_ACTION = re.compile(rb'\s*\{\s*"(?:commitInfo|txn)"')
-"""Other lines are files and statistics."""
 _OF_JOBS = "statekeeper-"
 """Before the query id, in the application id of a `pipelines.DeltaSink`."""
 
@@ -59,8 +53,7 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     of them has a batch of an unknown job;
     `CorruptFile`, `StorageError`.
     """
-    listed = table.list(_LOG)
-    versions = sorted(int(match["version"]) for entry in listed if (match := _VERSION.fullmatch(entry.path)))
+    versions = delta_log.versions_in(table.list(delta_log.LOG))
     if not versions:
         raise NotACheckpoint("is no Delta table: it has no log", path=table.url, hint="check the URL after --sink")
     names = {name for query_id in query_ids for name in (query_id, f"{_OF_JOBS}{query_id}")}
@@ -81,7 +74,7 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     raise RefusedAsUnsafe(
         f"the Delta log begins at version {versions[0]} and contains no batch up to {batch} of query "
         f"{', '.join(sorted(query_ids))}; Statekeeper cannot tell which version of the table to restore",
-        path=f"{table.url}/{_LOG}",
+        path=f"{table.url}/{delta_log.LOG}",
         hint="find the version by its time in DESCRIBE HISTORY. Then run this command without --sink",
     )
 
@@ -123,33 +116,23 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
         raise RefusedAsUnsafe(
             f"contains a batch of an unknown query ({commit.unknown}). This id may be a former id of this query, so "
             "Statekeeper cannot tell which version of the table to restore",
-            path=f"{table.url}/{_commit_path(version)}",
+            path=f"{table.url}/{delta_log.commit_path(version)}",
             hint="find the version with DESCRIBE HISTORY. Then run this command without --sink",
         )
 
 
-def _commit_path(version: int) -> str:
-    return f"{_LOG}/{version:020}.json"
-
-
 def _read(table: Storage, version: int, names: set[str]) -> _Commit:
     operation, written, unknown = "UNKNOWN", None, None
-    path = _commit_path(version)
-    try:
-        for line in table.read(path).splitlines():
-            if _ACTION.match(line) is None:
-                continue
-            action = parsed_json(line)
-            if "commitInfo" in action:
-                operation = str(action["commitInfo"].get("operation", operation))
-                continue
-            writer = str(action["txn"]["appId"])
-            if writer in names:
-                written = int(action["txn"]["version"])
+    hint = "run this command without --sink"
+    for kind, body in delta_log.actions(table, version, {"commitInfo", "txn"}, hint=hint):
+        try:
+            if kind == "commitInfo":
+                operation = str(body.get("operation", operation))
+            elif (writer := str(body["appId"])) in names:
+                written = int(body["version"])
             elif writer.startswith(_OF_JOBS):
                 unknown = writer
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            f"cannot be parsed: {error}", path=f"{table.url}/{path}", hint="run this command without --sink"
-        ) from error
+        except BAD_VALUES as error:
+            path = f"{table.url}/{delta_log.commit_path(version)}"
+            raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=hint) from error
     return _Commit(operation, written, unknown)

@@ -11,7 +11,7 @@ from statestore.cli.rewind import source_line
 from statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statestore.format import logs, names
 from statestore.format.structure import Structure
-from statestore.maintenance.rewind.facts import SourceNeed
+from statestore.maintenance.rewind import SourceNeed
 from statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
@@ -153,7 +153,7 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
         f"{names.SOURCES}/0/9.compact", b'v1\n{"path":"file:///gone.json","batchId":6}\n{"path":"x","batchId":5}\n{'
     )
     prepared = planned(root, 5, tmp_path)
-    files, kafka = prepared.gathered.sources
+    files, kafka = prepared.sources
     assert files.missing == ("file:///gone.json",)
     assert "2 files" in files.needs
     assert kafka.needs == "topic clicks, partition 0: offset 50 and later"
@@ -162,17 +162,19 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
     undone(root, run)
     assert len(root.list(names.SOURCES)) == 9
     root.replace(f"{names.SOURCES}/0/7", b'v1\n{"path":"s3://[x","batchId":7}\n{"path":1,"batchId":"x"}\n\xff')
-    assert planned(root, 5, tmp_path).gathered.sources[0].missing is None
+    files = planned(root, 5, tmp_path).sources[0]
+    assert (files.missing, files.unchecked) == (("file:///gone.json",), "1 not checked")
 
 
-def test_the_plan_names_missing_files_and_says_which_sources_it_cannot_check() -> None:
-    known = SourceNeed("0", "the 2 files that later batches have read", ("file:///gone.json",))
-    assert source_line(known) == (
-        "source 0 must still have: the 2 files that later batches have read; missing now: file:///gone.json"
+def test_the_plan_names_missing_data_and_says_what_it_did_not_check() -> None:
+    files = SourceNeed("0", "the 2 files that later batches have read", ("file:///gone.json", "file:///too.json"))
+    assert source_line(files) == (
+        "source 0 must still have: the 2 files that later batches have read; missing now: file:///gone.json and 1 more "
+        "(--output json lists them)"
     )
-    unknown = SourceNeed("1", "topic clicks, partition 0: offset 50 and later", None)
-    assert source_line(unknown).endswith("offset 50 and later; Statekeeper cannot check this")
-    assert source_line(SourceNeed("0", "the file that later batches have read", ())).endswith("have read")
+    kafka = SourceNeed("1", "topic clicks, partition 0: offset 50 and later", None, "not checked. To check it, add X")
+    assert source_line(kafka).endswith("offset 50 and later; not checked. To check it, add X")
+    assert source_line(SourceNeed("0", "the file", ())) == "source 0 must still have: the file; nothing is missing"
 
 
 def test_a_clone_of_a_rewound_query_has_its_rows(tmp_path: Path) -> None:

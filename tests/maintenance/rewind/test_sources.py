@@ -1,0 +1,255 @@
+"""The plan of a rewind shows which data of its sources a query needs, and which of it no longer exists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from statestore.errors import BadConfiguration, CorruptFile, NotACheckpoint, RefusedAsUnsafe, StorageError
+from statestore.format.logs import OffsetLog
+from statestore.maintenance.rewind import SourceLocations, SourceNeed, client_properties, look_up
+from statestore.maintenance.rewind.sources import kafka
+from statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, OtherData, read
+from statestore.storage import Storage, open_storage
+
+
+def need(data: object, *folders: Storage) -> SourceNeed:
+    (found,) = look_up({"0": data}, SourceLocations(folders=folders))  # type: ignore[dict-item]
+    return found
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_files_in_a_bucket_are_looked_up_below_the_given_folder_only(new_root: Callable[[str], Storage]) -> None:
+    folder = new_root("clicks of today")
+    folder.create("day=1/a file.json", b"{}")
+    url = folder.url.replace("s3://", "s3a://")
+    url = url if url.startswith("file:") else url.replace(" ", "%20")
+    files = Files((f"{url}/day=1/a%20file.json", f"{url}/day=1/gone.json", "s3a://another-bucket/x/file.json"))
+    found = need(files, folder)
+    assert found.missing == (files.urls[1],)
+    assert found.unchecked is not None
+    assert found.unchecked.endswith("add --source s3a://another-bucket/x")
+    assert need(Files(files.urls[:1]), folder) == SourceNeed("0", "the file that later batches have read", ())
+
+
+def test_files_elsewhere_are_not_looked_up_without_a_location() -> None:
+    found = need(Files(("s3a://bucket/clicks/1.json",)))
+    assert found.missing is None
+    assert found.unchecked == (
+        "1 not checked. To check files below s3a://bucket/clicks, add --source s3a://bucket/clicks"
+    )
+
+
+@pytest.mark.parametrize("url", ["s3://[x", "s3a://bucket/clicks/../../secret", "s3a://bucket/clicks//x"])
+def test_invalid_urls_are_not_looked_up(tmp_path: Path, url: str) -> None:
+    found = need(Files((url,)))
+    assert found.missing is None
+    assert found.unchecked is not None
+
+
+def test_a_path_out_of_the_given_folder_is_not_looked_up(tmp_path: Path) -> None:
+    folder = open_storage(str(tmp_path / "clicks"))
+    folder.create("a.json", b"{}")
+    found = need(Files((f"{folder.url}/%2e%2e/secret", f"{folder.url}/a.json")), folder)
+    assert found.missing is None
+
+
+def test_a_location_of_no_source_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(RefusedAsUnsafe, match="is no Delta table that the query reads"):
+        need(Files(("s3a://bucket/clicks/1.json",)), open_storage(str(tmp_path / "other")))
+
+
+# -- Delta -------------------------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """A Delta table with one file a version."""
+
+    def __init__(self, folder: Path, versions: int) -> None:
+        self.folder, self.storage = folder, open_storage(str(folder))
+        for number in range(versions):
+            deltalake.write_deltalake(str(folder), pa.table({"number": [number]}), mode="append")
+        self.id = str(self.table.metadata().id)
+
+    @property
+    def table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(str(self.folder))
+
+    def data(self, version: int, *, index: int = -1, is_snapshot: bool = False) -> DeltaVersions:
+        return DeltaVersions(table_id=self.id, version=version, index=index, is_snapshot=is_snapshot)
+
+    def commit(self, version: int) -> Path:
+        return self.folder / "_delta_log" / f"{version:020}.json"
+
+    def added(self, version: int) -> Path:
+        (path,) = [
+            json.loads(line)["add"]["path"] for line in self.commit(version).read_text().splitlines() if '"add"' in line
+        ]
+        return self.folder / path
+
+
+def test_a_complete_delta_table_has_all_that_a_query_needs(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 4)
+    assert need(table.data(1), table.storage).missing == ()
+    assert need(table.data(4), table.storage) == SourceNeed(
+        "0", "version 4 of the Delta table and all later versions", ()
+    )
+
+
+def test_vacuumed_files_of_later_versions_are_missing(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 4)
+    names = [table.added(version).name for version in range(4)]
+    table.table.optimize.compact()
+    assert need(table.data(0), table.storage).missing == ()
+    table.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert need(table.data(2), table.storage).missing == tuple(sorted(names[2:]))
+    # The query has read the only file of version 2.
+    assert need(table.data(2, index=0), table.storage).missing == (names[3],)
+    assert need(table.data(4), table.storage).missing == ()
+
+
+def test_deleted_versions_are_missing_and_the_id_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 5)
+    needed = table.data(1)
+    table.table.create_checkpoint()
+    for version in range(4):
+        table.commit(version).unlink()
+    found = need(needed, table.storage)
+    assert found.missing == ("version 1 to 3",)
+    assert found.unchecked is None
+    table.commit(4).unlink()
+    assert need(needed, table.storage).unchecked is not None
+
+
+def test_what_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    reading = need(table.data(1, is_snapshot=True), table.storage)
+    assert reading.missing is None
+    assert "the query still reads all files of version 1" in str(reading.unchecked)
+    with table.commit(1).open("a") as commit:
+        commit.write('\n{"add":{"path":"s3://elsewhere/x.parquet","dataChange":true}}\n')
+    assert "1 file is outside of the table" in str(need(table.data(1), table.storage).unchecked)
+    staged = tmp_path / "table" / "_delta_log" / "_staged_commits"
+    staged.mkdir()
+    (staged / f"{2:020}.0.json").write_text("{}")
+    assert "a catalog manages" in str(need(table.data(1), table.storage).unchecked)
+
+
+def test_another_table_is_rejected(tmp_path: Path) -> None:
+    table, other = _Table(tmp_path / "table", 2), _Table(tmp_path / "other", 2)
+    assert need(table.data(1)).missing is None
+    with pytest.raises(RefusedAsUnsafe, match="is no Delta table that the query reads"):
+        need(table.data(1), other.storage)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"add":{"path":', '{"add":7}', '{"add":{"size":1}}', '{"metaData":{"id":7}}', '{"metaData":[[]]}', "\udcff"],
+)
+def test_a_damaged_commit_raises_a_typed_error(tmp_path: Path, line: str) -> None:
+    table = _Table(tmp_path / "table", 2)
+    needed = table.data(0)
+    table.commit(1).write_bytes(line.encode(errors="surrogateescape"))
+    if line == "\udcff":
+        assert need(needed, table.storage).missing == ()
+        return
+    with pytest.raises(CorruptFile, match="cannot be parsed"):
+        need(needed, table.storage)
+
+
+def test_a_damaged_checkpoint_and_a_log_without_an_id_raise_typed_errors(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    needed = table.data(0)
+    table.table.create_checkpoint()
+    (checkpoint,) = (tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet")
+    whole = checkpoint.read_bytes()
+    for damaged in (b"", whole[:40], whole[:-4] + b"PAR2", b"PAR1" + b"\xff" * 40 + b"PAR1"):
+        checkpoint.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match="cannot be parsed"):
+            need(needed, table.storage)
+    checkpoint.unlink()
+    table.commit(0).unlink()
+    with pytest.raises(NotACheckpoint, match="without the id of the table"):
+        need(needed, table.storage)
+
+
+# -- offsets -----------------------------------------------------------------------------------------------------------
+
+
+def _read(tmp_path: Path, offset: str) -> Any:
+    log = OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=(offset,))
+    return read(open_storage(str(tmp_path)), log, log, ())["0"]
+
+
+def test_the_offsets_of_delta_and_kafka_are_read(tmp_path: Path) -> None:
+    delta = '{"sourceVersion":1,"reservoirId":"an id","reservoirVersion":7,"index":3,"isStartingVersion":false}'
+    assert _read(tmp_path, delta) == DeltaVersions(table_id="an id", version=7, index=3, is_snapshot=False)
+    offsets = _read(tmp_path, '{"clicks":{"0":50,"1":7},"orders":{"0":1}}')
+    assert offsets == KafkaOffsets({"clicks": {0: 50, 1: 7}, "orders": {0: 1}})
+    assert str(offsets).startswith("topic clicks, partition 0: offset 50 and later, topic clicks, partition 1: ")
+    assert str(KafkaOffsets({"t": dict.fromkeys(range(200), 1)})).endswith("offset 1 and later, 192 more partitions")
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        "12",
+        "{",
+        "{}",
+        '{"a topic":{"0":1}}',
+        '{"t":{"-1":1}}',
+        '{"t":{"0":-2}}',
+        '{"t":{"4294967296":1}}',
+        '{"t":{"0":1e30}}',
+        '{"reservoirVersion":7}',
+        '{"reservoirVersion":-7,"reservoirId":"x","index":1}',
+        "[" * 100_000,
+    ],
+)
+def test_other_offsets_are_shown_and_not_looked_up(tmp_path: Path, offset: str) -> None:
+    data = _read(tmp_path, offset)
+    assert data == OtherData(f"the data after {offset}")
+    assert need(data).unchecked == "Statekeeper cannot check this kind of source"
+
+
+# -- Kafka without a broker --------------------------------------------------------------------------------------------
+
+
+def test_topics_are_not_looked_up_without_properties() -> None:
+    found = need(KafkaOffsets({"clicks": {0: 50}}))
+    assert found.missing is None
+    assert found.unchecked == "not checked. To check it, add --kafka-config FILE"
+
+
+@pytest.mark.parametrize("text", ["", "security.protocol=SSL\n", "[", "a line\n", "a=1\na=2\n", "[client]\n", b"\xff="])
+def test_invalid_properties_are_rejected(tmp_path: Path, text: str | bytes) -> None:
+    file = tmp_path / "client.properties"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BadConfiguration) as caught:
+        client_properties(file)
+    assert caught.value.path == str(file)
+    assert caught.value.hint
+
+
+def test_properties_are_read_as_kafka_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# ours\nbootstrap.servers = one:9092,two:9092\nsasl.password=a=b%c\n")
+    assert client_properties(file) == {"bootstrap.servers": "one:9092,two:9092", "sasl.password": "a=b%c"}
+
+
+def test_a_property_that_the_client_rejects_is_named() -> None:
+    with pytest.raises(BadConfiguration, match="JAAS configuration is not supported"):
+        kafka.missing({"bootstrap.servers": "127.0.0.1:1", "sasl.jaas.config": "x"}, KafkaOffsets({"t": {0: 1}}))
+
+
+def test_a_silent_broker_raises_a_typed_error() -> None:
+    with pytest.raises(StorageError, match="Kafka does not answer"):
+        kafka.missing({"bootstrap.servers": "127.0.0.1:1"}, KafkaOffsets({"t": {0: 1}}), seconds=1)
