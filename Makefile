@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -123,6 +123,13 @@ interop-stores: env var/stores/.made var/stores/hadoop-client-minicluster.jar
 # Minutes: an HDFS of its own, on which answers are lost, namenodes take turns, and Spark keeps its checkpoints
 interop-hdfs: env .venv/.jars var/stores/hadoop-client-minicluster.jar
 	$(BIN)/python -m pytest tests/storage tests/interop/test_hdfs.py -k hdfs -m "slow or not slow" $(ARGS)
+
+# Minutes: a rewind reports the offsets that a topic has lost, and Spark stops on the same ones
+var/stores/kafka-source: .venv/.made
+	@$(BIN)/python -m tests.support.kafka_server 2> .venv/kafka.log || { cat .venv/kafka.log; exit 1; }
+
+interop-kafka: env var/stores/kafka-source
+	$(BIN)/python -m pytest tests/interop/test_sources_after_rewinds.py -m "slow or not slow" $(ARGS)
 
 # Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
 pictures: env

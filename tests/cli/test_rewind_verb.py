@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import deltalake
+import pyarrow as pa
 from click.testing import CliRunner, Result
 
 from statestore import catalog
 from statestore.cli import main
+from statestore.format import logs, names
 from statestore.storage import open_storage
 from tests.support.clones import own
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents
+from tests.support.s3_server import S3Server
 
 
 def statekeeper(*arguments: str | Path) -> Result:
@@ -61,6 +66,52 @@ def test_json_has_the_actions_the_query_ids_and_the_refusals(tmp_path: Path) -> 
     assert json.loads(refused.stdout)["refusals"][0]["code"] == "version_not_loadable"
 
 
+def test_the_plan_and_its_execution_name_the_lost_files_of_a_delta_table(tmp_path: Path) -> None:
+    storage, table = open_storage(str(tmp_path / "root")), tmp_path / "a table"
+    own(storage, tmp_path)
+    for number in range(8):
+        deltalake.write_deltalake(str(table), pa.table({"number": [number]}), mode="append")
+    newest = deltalake.DeltaTable(str(table))
+    for batch in range(8):
+        log = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch))
+        offset = {"reservoirId": str(newest.metadata().id), "reservoirVersion": batch + 1, "index": -1}
+        log = replace(log, sources=(json.dumps({"sourceVersion": 1, **offset, "isStartingVersion": False}),))
+        storage.replace(names.offsets(batch), logs.encode_offsets(log))
+    verb = ("rewind", tmp_path / "root", "--to-batch", "5", "--scratch", tmp_path / "scratch")
+    needs = "source 0 must still have: version 6 of the Delta table and all later versions"
+    assert f"{needs}; not checked. To check it, add --source URL" in statekeeper(*verb).output
+    assert f"{needs}; nothing is missing" in statekeeper(*verb, "--source", table).output
+    newest.optimize.compact()
+    newest.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    (source,) = json.loads(statekeeper(*verb, "--source", table, "--output", "json").stdout)["sources"]
+    assert (source["source"], len(source["missing"]), source["unchecked"]) == (0, 2, None)
+    done = statekeeper(*verb, "--source", table, "--apply", "--confirm-stopped")
+    assert done.exit_code == 0, done.output
+    assert f"{needs}; missing now: " in done.output
+
+
+def test_files_of_a_bucket_are_looked_up_with_the_credentials_of_the_checkpoint(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    bucket, config = s3_server.make_bucket(), tmp_path / "statekeeper.toml"
+    config.write_text(f'[roots.job]\nurl = "s3://{bucket}/root"\n[roots.job.storage]\n')
+    with config.open("a") as file:
+        file.writelines(f'{key} = "{value}"\n' for key, value in s3_server.options.items())
+    storage = open_storage(f"s3://{bucket}/root", options=s3_server.options)
+    own(storage, tmp_path)
+    for batch in range(8):
+        log = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch))
+        log = replace(log, sources=(f'{{"logOffset":{batch}}}',))
+        storage.replace(names.offsets(batch), logs.encode_offsets(log))
+        url = f"s3a://{bucket}/clicks/{batch}.json"
+        storage.create(f"{names.SOURCES}/0/{batch}", b'v1\n{"path":"%s","batchId":%d}' % (url.encode(), batch))
+    s3_server.put(bucket, "clicks/6.json", b"{}")
+    verb = ("--config", config, "rewind", "job", "--to-batch", "5", "--scratch", tmp_path / "scratch")
+    assert f"add --source s3a://{bucket}/clicks" in statekeeper(*verb).output
+    shown = statekeeper(*verb, "--source", f"s3a://{bucket}/clicks").output
+    assert f"missing now: s3a://{bucket}/clicks/7.json" in shown
+
+
 def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     own(open_storage(str(tmp_path / "root")), tmp_path)
     for options in (
@@ -69,6 +120,8 @@ def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
         ("--to-batch", "5", "--query-id", "x"),
         ("--to", "yesterday"),
         ("--undo", "0badc0de-0000-4000-8000-00000000000a", "--to-batch", "5"),
+        ("--undo", "0badc0de-0000-4000-8000-00000000000a", "--source", tmp_path),
+        ("--to-batch", "5", "--kafka-config", tmp_path / "root" / names.QUERY_METADATA),
     ):
         assert statekeeper("rewind", tmp_path / "root", *options).exit_code == 2, options
     early = statekeeper("rewind", tmp_path / "root", "--to", "2020-01-01 10:00")

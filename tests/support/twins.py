@@ -85,13 +85,18 @@ def take_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
     """Take a snapshot of each store's head, and delete the changelogs that a restart could replay instead."""
     root = query.root
     statekeeper("snapshot", root, *AT_HEAD, "--mode", "snapshots", "--scratch", str(scratch), *options)
-    statekeeper("gc", root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    collect_all_but_the_head(query)
     storage = open_storage(root)
     heads = catalog.heads(storage)
     assert heads is not None
     assert len(changelogs(storage)) == len(heads.heads)
     left = {path for folder in ("commits", "offsets") for path in (entry.path for entry in storage.list(folder))}
     assert left == {names.commits(heads.batch), names.offsets(heads.batch), names.offsets(heads.batch - 1)}
+
+
+def collect_all_but_the_head(query: NativeQuery) -> None:
+    """Delete all versions but the newest one."""
+    statekeeper("gc", query.root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
 
 
 def switch(query: NativeQuery, to: Structure, scratch: Path, *options: str) -> None:

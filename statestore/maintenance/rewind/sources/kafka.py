@@ -10,7 +10,6 @@ from pathlib import Path
 from statestore.errors import BadConfiguration, StorageError, UnsupportedEnvironment
 from statestore.maintenance.rewind.sources.data import KafkaOffsets
 
-_UNKNOWN = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"}
 _WITHOUT = "run this command without --kafka-config"
 
 
@@ -47,7 +46,7 @@ def missing(properties: Mapping[str, str], data: KafkaOffsets, *, seconds: float
     for topic, number, offset in data.partitions:
         name, place = f"topic {topic}, partition {number}", (topic, number)
         if place not in first or place not in end:
-            found.append(f"{name}: it does not exist")
+            found.append(f"{name}: it does not exist, or the client may not see it")
         elif offset < first[place]:
             found.append(f"{name}: offsets {offset:,} to {first[place] - 1:,}")
         elif offset > end[place]:
@@ -71,7 +70,6 @@ def _ends(properties: Mapping[str, str], data: KafkaOffsets, seconds: float) -> 
             hint=f"run: pip install 'statekeeper[kafka]'; or {_WITHOUT}",
         ) from error
     servers = properties["bootstrap.servers"]
-    partitions = [TopicPartition(topic, number) for topic, number, _ in data.partitions]
     try:
         client = AdminClient({"client.id": "statekeeper", "log_level": "0", **properties})
     except (KafkaException, ValueError, TypeError) as error:
@@ -80,21 +78,22 @@ def _ends(properties: Mapping[str, str], data: KafkaOffsets, seconds: float) -> 
             hint="use the names of librdkafka's configuration in the file after --kafka-config",
         ) from error
     ends: list[_Ends] = []
-    for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
-        found: _Ends = {}
-        try:
-            asked = client.list_offsets(dict.fromkeys(partitions, spec), request_timeout=seconds)
-            for partition, future in asked.items():
-                try:
-                    found[partition.topic, partition.partition] = future.result(2 * seconds).offset
-                except KafkaException as error:
-                    if error.args[0].name() not in _UNKNOWN:
-                        raise
-        except (KafkaException, TimeoutError) as error:
-            raise StorageError(
-                f"Kafka does not answer: {_reason(error)}", path=servers, hint=f"check the servers, or {_WITHOUT}"
-            ) from error
-        ends.append(found)
+    try:
+        topics = client.list_topics(timeout=seconds).topics
+        existing = [
+            TopicPartition(topic, number)
+            for topic, number, _ in data.partitions
+            if topic in topics and number in topics[topic].partitions
+        ]
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+            asked = client.list_offsets(dict.fromkeys(existing, spec), request_timeout=seconds) if existing else {}
+            ends.append(
+                {(one.topic, one.partition): answer.result(2 * seconds).offset for one, answer in asked.items()}
+            )
+    except (KafkaException, TimeoutError) as error:
+        raise StorageError(
+            f"Kafka does not answer: {_reason(error)}", path=servers, hint=f"check the servers, or {_WITHOUT}"
+        ) from error
     return ends[0], ends[1]
 
 

@@ -57,7 +57,7 @@ def look_up(sources: Mapping[str, SourceData], where: SourceLocations) -> tuple[
     """Look up the data of each source.
 
     Requests: one for each file; for a Delta table a listing of its log, its later commits and one for each of their files;
-    for Kafka two for each broker.
+    for Kafka the list of topics, and two for each broker.
 
     Raises `RefusedAsUnsafe` for a location that is of no source; `NotACheckpoint` for one that does not exist;
     `CorruptFile`, `StorageError`, `UnsupportedEnvironment` without the package confluent-kafka, `BadConfiguration`.
