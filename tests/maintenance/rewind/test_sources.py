@@ -133,7 +133,12 @@ def test_what_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
     table = _Table(tmp_path / "table", 2)
     reading = need(table.data(1, is_snapshot=True), table.storage)
     assert reading.missing is None
-    assert "the query still reads all files of version 1" in str(reading.unchecked)
+    assert "the query still reads the whole table as of version 1" in str(reading.unchecked)
+    assert need(table.data(0, is_snapshot=True), table.storage).missing is None
+    table.added(1).rename(tmp_path / "moved")
+    assert need(table.data(0, is_snapshot=True), table.storage).missing == (table.added(1).name,)
+    assert need(table.data(1, is_snapshot=True), table.storage).missing is None
+    (tmp_path / "moved").rename(table.added(1))
     with table.commit(1).open("a") as commit:
         commit.write('\n{"add":{"path":"s3://elsewhere/x.parquet","dataChange":true}}\n')
     assert "1 file is outside of the table" in str(need(table.data(1), table.storage).unchecked)

@@ -25,19 +25,20 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
     listed = table.list(delta_log.LOG)
     versions = delta_log.versions_in(listed)
     newest = max(versions, default=-1)
-    later = [version for version in versions if version >= data.version]
-    lost = [f"version {version}" for version in _gaps(data.version, later)]
+    first = data.version + 1 if data.is_snapshot else data.version
+    later = [version for version in versions if version >= first]
+    lost = [f"version {version}" for version in _gaps(first, later)]
     unchecked = []
-    if newest < data.version - 1:
+    if newest < first - 1:
         unchecked.append(f"the newest version of the table is {newest}")
     if any(entry.path.startswith(_MANAGED) for entry in listed):
         unchecked.append("a catalog manages the newest commits of the table")
     if data.is_snapshot:
-        unchecked.append(f"the query still reads all files of version {data.version}")
+        unchecked.append(f"the query still reads the whole table as of version {data.version}")
     files: list[str] = []
     for version in later:
         added = _added(table, version)
-        if version == data.version and not data.is_snapshot:
+        if version == data.version:
             added = added[max(data.index + 1, 0) :]
         files += added
     absolute = [path for path in files if "://" in path or path.startswith("/")]
