@@ -143,7 +143,7 @@ def test_the_page_shows_the_last_run_of_the_interop_matrix_with_its_failures(sit
     cases = json.loads((DOCS / "reference" / "interop-results.json").read_text())
     results = [case for case in cases if case["passed"] is not None]
     passed = [result for result in results if result["passed"]]
-    assert f"{len(passed)} of {len(results)} cases passed" in page.text
+    assert f"{len(passed):,} of {len(results):,} cases passed" in page.text
     assert page.text.count(" fails") == len(results) - len(passed)
     assert {result["to"].rpartition(".")[0] for result in results} == {spark.value for spark in Spark}
     assert all(result["operator"] in page.text for result in results)
