@@ -28,7 +28,7 @@ def test_a_named_file_source_is_cloned_and_rewound_like_a_numbered_one(disks: Ro
     cloned(source, destination, tmp_path, batch=5)
     of_five = [f"{names.SOURCES}/clicks/{entry}" for entry in range(6)]
     assert entries(destination) == of_five
-    (need,) = planned(source, 5, tmp_path).gathered.sources
+    (need,) = planned(source, 5, tmp_path).sources
     assert need.needs == "the 2 files that later batches have read"
     rewound(source, 5, tmp_path)
     assert entries(source) == of_five
@@ -75,7 +75,7 @@ def test_copies_and_rewinds_have_the_entries_of_each_named_file_source(
         copy = open_storage(str(tmp_path / f"copy {batch}"))
         cloned(source, copy, tmp_path, batch=batch)
         assert entries(copy) == expected(progress[batch])
-    needs = planned(source, 4, tmp_path).gathered.sources
+    needs = planned(source, 4, tmp_path).sources
     assert [need.needs for need in needs] == [
         f"the {read(progress[7], name) - read(progress[4], name)} files that later batches have read"
         for name in progress[4]
@@ -102,7 +102,7 @@ def test_a_copy_and_a_rewind_keep_entries_that_the_batch_may_have_read(disks: Ro
     cloned(source, destination, tmp_path, batch=4)
     kept = expected({"clicks": 4, "orders": 4})
     assert entries(destination) == kept
-    needs = planned(source, 4, tmp_path).gathered.sources
+    needs = planned(source, 4, tmp_path).sources
     assert {need.missing for need in needs} == {None}
     assert all("unknown" in need.needs for need in needs)
     rewound(source, 4, tmp_path)
