@@ -184,6 +184,13 @@ def take_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> No
     storage.delete(changelogs(storage))
 
 
+def leave_only_wrong_snapshots(query: NativeQuery, scratch: Path, *options: str) -> None:
+    """As `take_wrong_snapshots`, and delete older versions. Before a rewrite: it rejects a gap between an older snapshot
+    and the wrong one."""
+    take_wrong_snapshots(query, scratch, *options)
+    collect_all_but_the_head(query)
+
+
 @contextmanager
 def forgetful() -> Iterator[None]:
     """Snapshots made inside this block lack the first key of their store."""

@@ -67,9 +67,15 @@ def _parsed(table: Storage, path: str, kinds: Collection[str], hint: str) -> Ite
             if wanted.match(line) is None:
                 continue
             action = parsed_json(line)
-            yield from ((kind, dict(body)) for kind, body in action.items() if kind in kinds)
+            yield from ((kind, _fields(body)) for kind, body in action.items() if kind in kinds)
     except BAD_VALUES as error:
         raise _corrupt(table, path, error, hint) from error
+
+
+def _fields(body: object) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise TypeError(f"{str(body)[:40]!r} is not an action")
+    return body
 
 
 def _rows(table: Storage, path: str, hint: str) -> Iterator[tuple[str, dict[str, Any]]]:

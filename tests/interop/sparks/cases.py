@@ -310,9 +310,7 @@ class Origin:
         assert oracle.state() == twin.end
         self._is_clean()
         self.query.restored("middle")
-        twins.take_wrong_snapshots(self.query, self.folder, *self._for_spark(to))
-        # A first snapshot of Spark would leave a gap between it and the wrong one, and a rescale rejects gaps.
-        twins.collect_all_but_the_head(self.query)
+        twins.leave_only_wrong_snapshots(self.query, self.folder, *self._for_spark(to))
         twins.rescale(self.query, _PARTITIONS, self.folder, *self._for_spark(to))
         assert oracle.state() != twin.middle
 
