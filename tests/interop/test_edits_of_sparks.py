@@ -41,7 +41,7 @@ def later(outputs: dict[int, Counter[str]]) -> dict[int, Counter[str]]:
 
 @pytest.mark.parametrize(
     "structure",
-    [pytest.param(Structure.V1, id="v1"), pytest.param(Structure.V2, id="v2", marks=pytest.mark.slow)],
+    [pytest.param(one, id=one.value, marks=pytest.mark.slow) for one in Structure],
 )
 def test_a_query_continues_after_its_poison_key_is_deleted(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, structure: Structure
