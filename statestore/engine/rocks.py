@@ -17,6 +17,7 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    DbClosedError,
     DBCompactionStyle,
     DBCompressionType,
     IngestExternalFileOptions,
@@ -322,7 +323,7 @@ class Database:
 
     def close(self) -> None:
         """Close the database. Safe to call twice."""
-        with translated(self.path):
+        with translated(self.path), contextlib.suppress(DbClosedError):
             self._rdict.close()
 
     def __enter__(self) -> Self:

@@ -39,13 +39,17 @@ def rescale(
     clock: Clock | None = None,
     spark: Spark | None = FOR_SPARK,
     sink: Storage | None = None,
+    processes: int = 0,
 ) -> list[Progress]:
-    """Plan and execute as `planned`, without the wait for a quiet checkpoint."""
+    """Plan and execute as `planned`, without the wait for a quiet checkpoint. `processes`: number of those that work on
+    local files."""
     told: list[Progress] = []
     plan = planned(storage, goal, scratch, spark, sink)
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    if processes:
+        machine = replace(machine, workers=processes, process_bytes=0)
     run = RandomIds().fresh()
     runs.rewrite(storage, plan, told.append, run=run, holder="a test", machine=machine, sink=sink)
     return told

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from statestore.engine.local_errors import translated
@@ -13,18 +14,21 @@ from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.maintenance.pool import in_pool
-from statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots
+from statestore.maintenance.processes import Caller, callers
+from statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots, NewFiles
 from statestore.maintenance.rewrites.load_rows import RowProgress, read_savepoint
-from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup
+from statestore.maintenance.rewrites.plans import Conversion, RewritePlan, StoreGroup
 from statestore.maintenance.rewrites.read import Source, read
-from statestore.maintenance.rewrites.rocksdb_snapshots import RocksDbSnapshots
-from statestore.maintenance.rewrites.spool import Spool
+from statestore.maintenance.rewrites.rocksdb_snapshots import NewDatabases, RocksDbSnapshots
+from statestore.maintenance.rewrites.spool import OpenPart, Part, SharedSpool, Spool, rows_of
 from statestore.maintenance.switchover import Machine
 from statestore.storage import Storage
 from statestore.switch_journal import Begun, Made
 
 _PIECE_SHARE = 32
 """A piece of the spool may take this part of the memory of a worker, and again while it is sorted."""
+_STORES_OF_PROCESSES = 32
+"""A process opens local databases once more for each store. With more stores, they must be larger to be worth that."""
 
 
 def rebuild(
@@ -44,46 +48,90 @@ def rebuild(
     """
     with translated(machine.scratch):
         machine.scratch.mkdir(parents=True, exist_ok=True)
-    with translated(machine.scratch), tempfile.TemporaryDirectory(dir=machine.scratch, prefix="rewrite-") as name:
+    with (
+        translated(machine.scratch),
+        tempfile.TemporaryDirectory(dir=machine.scratch, prefix="rewrite-") as name,
+        callers(_processes(group, machine)) as call,
+    ):
         folder = Path(name)
+        new = _new(planned, folder)
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
-        with Spool(folder / "spool", piece_bytes) as spool:
+        with _spool(folder / "spool", piece_bytes, call) as spool:
             if planned.load is None:
-                sources = read(storage, planned, group, machine, folder, spool)
+                sources = read(storage, planned, group, machine, folder, spool, call)
             else:
                 sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
-            snapshots: RocksDbSnapshots | HdfsSnapshots
-            if planned.provider is Provider.ROCKSDB:
-                families = _families(group, sources)
-                snapshots = RocksDbSnapshots(
-                    storage=storage, begun=begun, conf=planned.conf, folder=folder, families=families
-                )
-            else:
-                snapshots = HdfsSnapshots(
-                    storage=storage, begun=begun, conf=planned.conf, folder=folder, codec=planned.codec
-                )
-            built = {target: _built(snapshots, spool, group, target) for target in group.targets}
-            _require_all_rows(group, sources, [compared for _, compared in built.values()])
-            digests = {target: str(digest) for target, (digest, _) in built.items()}
-            _publish(group, machine, lambda target: snapshots.publish(target, digests[target]), ended)
+            families = _families(group, sources) if isinstance(new, NewDatabases) else None
+            built = _build(new, spool, group, call)
+        _require_all_rows(group, sources, [compared for _, compared in built.values()])
+        snapshots: RocksDbSnapshots | HdfsSnapshots
+        if isinstance(new, NewDatabases):
+            snapshots = RocksDbSnapshots(
+                storage=storage, begun=begun, conf=planned.conf, new=new, families=families, call=call
+            )
+        else:
+            snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new)
+        digests = {target: str(digest) for target, (digest, _) in built.items()}
+        _publish(group, machine, lambda target: snapshots.publish(target, digests[target]), ended)
 
 
-def _built(
-    snapshots: RocksDbSnapshots | HdfsSnapshots, spool: Spool, group: StoreGroup, target: StorePath
+def _processes(group: StoreGroup, machine: Machine) -> int:
+    """The number of processes beside this one; 1 for none."""
+    stores = max(len(group.sources), len(group.targets))
+    is_large = group.read_bytes >= max(machine.process_bytes, stores * machine.process_bytes // _STORES_OF_PROCESSES)
+    return machine.workers if is_large else 1
+
+
+def _new(planned: RewritePlan, folder: Path) -> NewDatabases | NewFiles:
+    if planned.provider is Provider.ROCKSDB:
+        return NewDatabases(folder)
+    return NewFiles(folder=folder, codec=planned.codec, row_checksums=planned.conf.row_checksums)
+
+
+def _spool(path: Path, piece_bytes: int, call: Caller) -> AbstractContextManager[Spool]:
+    return OpenPart.create(path, piece_bytes) if call.is_here else nullcontext(SharedSpool(path, piece_bytes))
+
+
+def _build(
+    new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller
+) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
+    """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
+    built: dict[StorePath, tuple[RowsDigest, RowsDigest]] = {}
+    failed: list[StatekeeperError] = []
+
+    def ended(target: StorePath, outcome: tuple[RowsDigest, RowsDigest] | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+        else:
+            built[target] = outcome
+
+    in_pool(
+        lambda target: call(_written, new, spool.parts, target, group.conversion),
+        group.targets,
+        ended,
+        workers=call.workers,
+    )
+    if failed:
+        raise failed[0]
+    return built
+
+
+def _written(
+    new: NewDatabases | NewFiles, parts: Sequence[Part], target: StorePath, conversion: Conversion | None
 ) -> tuple[RowsDigest, RowsDigest]:
-    """Build one snapshot on local disk. Return the digests of its rows as they are stored, and as they are compared."""
+    """Build one snapshot. Needs local files only."""
     stored, compared = RowsDigest(), RowsDigest()
 
     def rows() -> Iterator[tuple[bytes, bytes]]:
-        for keys, values in spool.rows_of(target.partition):
+        for keys, values in rows_of(parts, target.partition):
             pairs = list(zip(keys, values, strict=True))
             stored.add(pairs)
-            if group.conversion is not None:
-                compared.add(zip(*group.conversion.of_target(keys, values), strict=True))
+            if conversion is not None:
+                compared.add(zip(*conversion.of_target(keys, values), strict=True))
             yield from pairs
 
-    snapshots.build(target, rows())
-    return stored, compared if group.conversion is not None else stored
+    new.write(target, rows())
+    return stored, compared if conversion is not None else stored
 
 
 def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Sequence[RowsDigest]) -> None:

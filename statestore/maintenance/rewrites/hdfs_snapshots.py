@@ -20,33 +20,42 @@ _PIECE_ROWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewFiles:
+    """The snapshot files of the new partitions, below `folder`. `codec`, `row_checksums`: of the query."""
+
+    folder: Path
+    codec: str
+    row_checksums: bool
+
+    def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Write the rows into a new file."""
+        with self.path(target).open("wb") as file:
+            writer = HdfsBackedWriter(file, self.codec, row_checksums=self.row_checksums)
+            while piece := list(islice(rows, _PIECE_ROWS)):
+                writer.append([key for key, _ in piece], [value for _, value in piece])
+            writer.finish()
+
+    def path(self, target: StorePath) -> Path:
+        """The path of a file."""
+        return self.folder / f"target-{target.partition}.snapshot"
+
+
+@dataclass(frozen=True, kw_only=True)
 class HdfsSnapshots:
-    """Writes the snapshot files of the new partitions below `folder`, and publishes them. `codec`: of the query."""
+    """Publishes the snapshot files of the new partitions."""
 
     storage: Storage
     begun: Begun
     conf: StateConf
-    folder: Path
-    codec: str
-
-    def build(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows into a new file."""
-        with self._path(target).open("wb") as file:
-            writer = HdfsBackedWriter(file, self.codec, row_checksums=self.conf.row_checksums)
-            while piece := list(islice(rows, _PIECE_ROWS)):
-                writer.append([key for key, _ in piece], [value for _, value in piece])
-            writer.finish()
+    new: NewFiles
 
     def publish(self, target: StorePath, digest: str) -> Made:
         """Publish a file, and compare the published rows with `digest`."""
         version = self.begun.stores[target]
         # An interrupted run may have published it. It is compared below.
         with suppress(AlreadyExists):
-            self.storage.create(target.snapshot(version), self._path(target))
-        back = self.folder / f"back-{target.partition}"
+            self.storage.create(target.snapshot(version), self.new.path(target))
+        back = self.new.folder / f"back-{target.partition}"
         conf = replace(self.conf, provider=target.provider)
         snapshot.require_same(self.storage, target, version, digest, back, conf=conf, at_hand={})
         return Made(digest, ())
-
-    def _path(self, target: StorePath) -> Path:
-        return self.folder / f"target-{target.partition}.snapshot"

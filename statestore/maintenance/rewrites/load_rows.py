@@ -25,8 +25,8 @@ from statestore.format.ragged import Counts
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.maintenance.pool import in_pool
 from statestore.maintenance.rewrites.plans import Incoming, Load, Partitions, RewritePlan, StoreGroup
-from statestore.maintenance.rewrites.read import Piece, Source
-from statestore.maintenance.rewrites.spool import Spool
+from statestore.maintenance.rewrites.read import Source
+from statestore.maintenance.rewrites.spool import Piece, Spool
 from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, state_rows, table_of
 from statestore.maintenance.savepoints.record import File
 from statestore.maintenance.savepoints.saved import SavedPart
@@ -103,7 +103,8 @@ def read_savepoint(
 
     def work(part: _Part, folder: Path) -> None:
         digest = RowsDigest()
-        spool.add(_pieces(load, group, part, planned, folder, digest, read))
+        with spool.lend() as lent, lent.writing() as rows:
+            rows.add(_pieces(load, group, part, planned, folder, digest, read))
         digests.append(digest)
 
     _each(list(_parts(group, _numbers(group, bases))), work, machine)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,16 +21,15 @@ from statestore.format.partition_keys import key_hashes, require_partition
 from statestore.format.snapshot import SnapshotMetadata
 from statestore.loading.loader import Loader
 from statestore.maintenance.pool import in_pool
-from statestore.maintenance.rewrites.plans import Partitions, RewritePlan, StoreGroup
-from statestore.maintenance.rewrites.spool import Spool
+from statestore.maintenance.processes import Caller
+from statestore.maintenance.rewrites.closed import ClosedDatabase
+from statestore.maintenance.rewrites.plans import Conversion, Partitions, RewritePlan, Rules, StoreGroup
+from statestore.maintenance.rewrites.spool import Part, Piece, Spool
 from statestore.maintenance.switchover import Machine, StoreSwitchFacts
 from statestore.storage import Storage
 
 BLOCK_BYTES = 4096
 """Spark's block size."""
-
-Piece = tuple[Partitions, Sequence[bytes], Sequence[bytes]]
-"""The target of each row, its key and its value."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,26 @@ class Source:
     base: SnapshotMetadata | None
 
 
+@dataclass(frozen=True)
+class Moves:
+    """Where the rows of a group go, and how: see `StoreGroup`. `sources`, `targets`: numbers of partitions."""
+
+    rules: Rules | None
+    sources: int
+    targets: int
+    conversion: Conversion | None
+
+
 def read(
-    storage: Storage, planned: RewritePlan, group: StoreGroup, machine: Machine, folder: Path, spool: Spool
+    storage: Storage,
+    planned: RewritePlan,
+    group: StoreGroup,
+    machine: Machine,
+    folder: Path,
+    spool: Spool,
+    call: Caller,
 ) -> Sequence[Source]:
-    """Restore each partition below `folder`, and add its rows to the spool.
+    """Restore each partition below `folder`, and add its rows to the spool. `call`: runs what needs local files only.
 
     Raises `UnknownPartitioning` if a row is not in the partition in which the rule expects it: then the query partitions
     its rows by something else, such as a function of the key. Raises as `Loader.restore`; `UnknownFormatVersion` for a
@@ -51,6 +67,8 @@ def read(
     """
     found: list[Source] = []
     failed: list[StatekeeperError] = []
+
+    moves = Moves(group.rules, len(group.sources), len(group.targets), group.conversion)
 
     def work(fact: StoreSwitchFacts) -> Source:
         limits = EngineLimits(block_bytes=BLOCK_BYTES, replay_bytes=machine.memory_bytes // (2 * machine.workers))
@@ -60,10 +78,14 @@ def read(
             fact.store, storage, cache, limits, clock=machine.clock, lock_timeout_seconds=0, conf=planned.conf
         )
         restored = loader.restore(fact.head, place / "database")
-        with restored.database as database:
-            source = Source(RowsDigest(), restored.base)
-            spool.add(_pieces(database, group, source, fact.store))
-            return source
+        families = {} if restored.base is None else restored.base.column_families
+        with restored.database as database, spool.lend() as part:
+            if call.is_here:
+                return Source(_spooled(lambda: nullcontext(database), part, moves, families, fact.store), restored.base)
+            database.close()
+            delimiter = planned.conf.merge_delimiter if families else None
+            closed = ClosedDatabase(path=database.path, limits=limits, merge_delimiter=delimiter)
+            return Source(call(_spooled, closed.open, part, moves, families, fact.store), restored.base)
 
     def ended(fact: StoreSwitchFacts, outcome: Source | StatekeeperError) -> None:
         del fact
@@ -78,9 +100,25 @@ def read(
     return found
 
 
-def _pieces(database: Database, group: StoreGroup, source: Source, store: StorePath) -> Iterator[Piece]:
+def _spooled(
+    opened: Callable[[], AbstractContextManager[Database]],
+    part: Part,
+    moves: Moves,
+    families: Mapping[str, int],
+    store: StorePath,
+) -> RowsDigest:
+    """Add the rows of a restored partition to the spool, and return their digest. Needs local files only."""
+    digest = RowsDigest()
+    with opened() as database, part.writing() as rows:
+        rows.add(_pieces(database, moves, families, store, digest))
+    return digest
+
+
+def _pieces(
+    database: Database, moves: Moves, families: Mapping[str, int], store: StorePath, digest: RowsDigest
+) -> Iterator[Piece]:
     """Find the target of each row, and convert it. A piece has rows of one column family."""
-    names = {} if source.base is None else {number: name for name, number in source.base.column_families.items()}
+    names = {number: name for name, number in families.items()}
     for all_keys, all_values in database.scan():
         begin = 0
         while begin < len(all_keys):
@@ -89,31 +127,31 @@ def _pieces(database: Database, group: StoreGroup, source: Source, store: StoreP
                 number = family_id(all_keys[begin])
                 end = next((at for at in range(begin, end) if family_id(all_keys[at]) != number), end)
                 family = names.get(number)
-                _require_family(number, family, group, store)
+                _require_family(number, family, moves, store)
             keys, values = all_keys[begin:end], all_values[begin:end]
-            targets = _targets(keys, family, group, store)
-            if group.conversion is None:
-                source.digest.add(zip(keys, values, strict=True))
+            targets = _targets(keys, family, moves, store)
+            if moves.conversion is None:
+                digest.add(zip(keys, values, strict=True))
                 yield targets, keys, values
             else:
-                source.digest.add(zip(*group.conversion.of_source(keys, values), strict=True))
-                yield targets, *group.conversion.converted(keys, values)
+                digest.add(zip(*moves.conversion.of_source(keys, values), strict=True))
+                yield targets, *moves.conversion.converted(keys, values)
             begin = end
 
 
-def _targets(keys: Sequence[bytes], family: str | None, group: StoreGroup, store: StorePath) -> Partitions:
-    if group.rules is None:
+def _targets(keys: Sequence[bytes], family: str | None, moves: Moves, store: StorePath) -> Partitions:
+    if moves.rules is None:
         return np.full(len(keys), store.partition, np.int32)
-    if isinstance(group.rules, KeyGroups):
-        return group.rules.moved(keys, store, len(group.sources), len(group.targets))
-    rule = replace(group.rules[family], store=store)
+    if isinstance(moves.rules, KeyGroups):
+        return moves.rules.moved(keys, store, moves.sources, moves.targets)
+    rule = replace(moves.rules[family], store=store)
     hashes = key_hashes(keys, rule)
-    require_partition(hashes, rule, len(group.sources))
-    return partitions_of(hashes, len(group.targets))
+    require_partition(hashes, rule, moves.sources)
+    return partitions_of(hashes, moves.targets)
 
 
-def _require_family(number: int, family: str | None, group: StoreGroup, store: StorePath) -> None:
-    if family is None or (isinstance(group.rules, Mapping) and family not in group.rules):
+def _require_family(number: int, family: str | None, moves: Moves, store: StorePath) -> None:
+    if family is None or (isinstance(moves.rules, Mapping) and family not in moves.rules):
         raise UnknownFormatVersion(
             f"has rows of a column family with the id {number}, which the snapshot or the schema does not name; the rows "
             f"cannot be moved",

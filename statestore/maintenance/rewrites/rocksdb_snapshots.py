@@ -14,6 +14,8 @@ from statestore.format.names import StorePath
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statestore.format.state_conf import StateConf
 from statestore.maintenance import snapshot
+from statestore.maintenance.processes import Caller
+from statestore.maintenance.rewrites.closed import ClosedDatabase
 from statestore.maintenance.rewrites.read import BLOCK_BYTES
 from statestore.storage import Storage, at_once
 from statestore.switch_journal import Begun, Made
@@ -22,28 +24,41 @@ TABLE_BYTES = 64 * 1024 * 1024
 """Keys and values of a table, as many as in Spark's tables."""
 
 
+@dataclass(frozen=True)
+class NewDatabases:
+    """The databases of the new partitions, below `folder`."""
+
+    folder: Path
+
+    def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Write the rows, whose keys ascend, into a new database."""
+        with Database.create(self.path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
+            database.apply(_tables(rows), None)
+
+    def path(self, target: StorePath) -> Path:
+        """The folder of a database."""
+        return self.folder / f"target-{target.partition}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RocksDbSnapshots:
-    """Builds the databases of the new partitions below `folder`, and publishes them.
+    """Publishes the databases of the new partitions.
 
-    `families`: the metadata that names the column families; None for stores without families.
+    `families`: the metadata that names the column families; None for stores without families. `call`: runs what needs
+    local files only.
     """
 
     storage: Storage
     begun: Begun
     conf: StateConf
-    folder: Path
+    new: NewDatabases
     families: SnapshotMetadata | None
-
-    def build(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows, whose keys ascend, into a new database."""
-        with Database.create(self._path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
-            database.apply(_tables(rows), None)
+    call: Caller
 
     def publish(self, target: StorePath, digest: str) -> Made:
         """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
-        version, captured = self.begun.stores[target], self.folder / f"captured-{target.partition}"
-        with self._reopened(self._path(target)) as database:
+        version, captured = self.begun.stores[target], self.new.folder / f"captured-{target.partition}"
+        with self._closed(self.new.path(target)).open() as database:
             metadata = self._metadata(database, int(digest.partition(":")[0]))
             database.capture(captured)
         files = catalog.files(self.storage, target.folder).of(target)
@@ -52,20 +67,23 @@ class RocksDbSnapshots:
         if version not in files.snapshots:
             self.storage.delete(target.table_file(name) for name in tables)
             tables = self._upload(target, captured, metadata)
-        back = self.folder / f"back-{target.partition}"
+        back = self.new.folder / f"back-{target.partition}"
         conf = replace(self.conf, provider=target.provider)
-        snapshot.require_same(self.storage, target, version, digest, back, conf=conf, at_hand={})
+        snapshot.require_same(
+            self.storage, target, version, digest, back, conf=conf, at_hand={}, digest_of=self._digest_of
+        )
         return Made(digest, tables)
 
-    def _path(self, target: StorePath) -> Path:
-        return self.folder / f"target-{target.partition}"
+    def _digest_of(self, database: Database) -> str:
+        if self.call.is_here:
+            return database.digest()
+        database.close()
+        return self.call(self._closed(database.path).digest)
 
-    def _reopened(self, path: Path) -> Database:
-        """Open a database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
-        limits = EngineLimits(block_bytes=BLOCK_BYTES)
-        if self.families is None:
-            return Database.open_for_writing(path, limits)
-        return Database.open_with_merges(path, limits, self.conf.merge_delimiter)
+    def _closed(self, path: Path) -> ClosedDatabase:
+        """A database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
+        delimiter = None if self.families is None else self.conf.merge_delimiter
+        return ClosedDatabase(path=path, limits=EngineLimits(block_bytes=BLOCK_BYTES), merge_delimiter=delimiter)
 
     def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
         """Upload the tables and then the zip. Return the names of the tables."""

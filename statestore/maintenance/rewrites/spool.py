@@ -1,16 +1,21 @@
 """Local disk between the old and the new partitions: rows arrive by source and leave by target, sorted.
 
-One RocksDB holds all rows of a group of stores, each under the number of its target and its key. So each row is written
-twice, whatever the numbers of sources and targets, and memory is bounded.
+A RocksDB holds the rows of a group of stores, each under the number of its target and its key. So each row is written
+twice, whatever the numbers of sources and targets, and memory is bounded. If several processes add rows, there are several
+parts, each a RocksDB, because only one process can write to one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,18 +29,51 @@ _LIMITS = EngineLimits(block_cache_bytes=1024 * 1024, block_bytes=4096, has_filt
 _ROWS = 10_000
 """Rows of a piece that are Python objects at a time."""
 
+Piece = tuple[Partitions, Sequence[bytes], Sequence[bytes]]
+"""The target of each row, its key and its value."""
+Pairs = tuple[Sequence[bytes], Sequence[bytes]]
+"""Keys and values, in the order of the keys."""
 
-class Spool:
-    """Rows of one group of stores. `piece_bytes`: rows that are sorted at a time; the sort takes this memory again."""
 
-    def __init__(self, path: Path, piece_bytes: int) -> None:
-        self._database = Database.create(path, _LIMITS)
+class Part(Protocol):
+    """A part of a spool."""
+
+    def writing(self) -> AbstractContextManager[OpenPart]:
+        """Open it to add rows, unless it is open."""
+
+    def reading(self) -> AbstractContextManager[OpenPart]:
+        """Open it to read rows, unless it is open."""
+
+
+class Spool(Protocol):
+    """The rows of one group of stores."""
+
+    def lend(self) -> AbstractContextManager[Part]:
+        """Lend a part to add the rows of one source."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts, which no process writes to any more."""
+
+
+class OpenPart:
+    """A part that is open in this process, or a whole spool that only this process uses.
+
+    `piece_bytes`: rows that are sorted at a time; the sort takes this memory again.
+    """
+
+    def __init__(self, database: Database, piece_bytes: int) -> None:
+        self._database = database
         self._piece_bytes = piece_bytes
         self._writing = Lock()
 
-    def add(self, rows: Iterator[tuple[Partitions, Sequence[bytes], Sequence[bytes]]]) -> None:
-        """Add the rows of one source: pieces of targets, keys and values. Several threads may add, each another
-        source. Raises `LocalStateError`."""
+    @classmethod
+    def create(cls, path: Path, piece_bytes: int) -> OpenPart:
+        """Create an empty one."""
+        return cls(Database.create(path, _LIMITS), piece_bytes)
+
+    def add(self, rows: Iterable[Piece]) -> None:
+        """Add the rows of one source. Several threads may add, each another source. Raises `LocalStateError`."""
         piece = _Piece()
         for targets, keys, values in rows:
             piece.add(targets, keys, values)
@@ -52,10 +90,21 @@ class Spool:
         pa.default_memory_pool().release_unused()
         pa.default_memory_pool().release_unused()
 
-    def rows_of(self, target: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Iterate over the rows of a target, in the order of their keys, in batches of keys and values."""
+    def rows_of(self, target: int) -> Iterator[Pairs]:
+        """Iterate over the rows of a target, in the order of their keys, in batches."""
         for keys, values in self._database.scan(_prefix(target)):
             yield [key[_TARGET_BYTES:] for key in keys], values
+
+    def writing(self) -> AbstractContextManager[OpenPart]:
+        """Return the part itself; it stays open."""
+        return nullcontext(self)
+
+    reading = lend = writing
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """As a whole spool: the part itself."""
+        return (self,)
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +113,96 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._database.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True)
+class ClosedPart:
+    """A part that another process opens. `piece_bytes`: see `OpenPart`."""
+
+    path: Path
+    piece_bytes: int
+
+    def writing(self) -> AbstractContextManager[OpenPart]:
+        """Open or create it."""
+        if not self.path.exists():
+            return OpenPart.create(self.path, self.piece_bytes)
+        return OpenPart(Database.open_for_writing(self.path, _LIMITS), self.piece_bytes)
+
+    def reading(self) -> AbstractContextManager[OpenPart]:
+        """Open it for reading. Other processes may read it, too."""
+        return OpenPart(Database.open_read_only(self.path, _LIMITS), self.piece_bytes)
+
+
+class SharedSpool:
+    """A spool of several processes, in the new folder `path`. `piece_bytes`: see `OpenPart`."""
+
+    def __init__(self, path: Path, piece_bytes: int) -> None:
+        self._path = path
+        self._piece_bytes = piece_bytes
+        self._parts: list[ClosedPart] = []
+        self._free: list[ClosedPart] = []
+        self._lending = Lock()
+        path.mkdir()
+
+    @contextmanager
+    def lend(self) -> Iterator[Part]:
+        """Lend a part that no other caller has, so that there are as many parts as callers at a time."""
+        with self._lending:
+            part = self._free.pop() if self._free else ClosedPart(self._path / f"{len(self._parts)}", self._piece_bytes)
+            if part not in self._parts:
+                self._parts.append(part)
+        yield part
+        with self._lending:
+            self._free.append(part)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts."""
+        return tuple(self._parts)
+
+
+def rows_of(parts: Sequence[Part], target: int) -> Iterator[Pairs]:
+    """Iterate over the rows of a target, in the order of their keys, in batches. Raises `LocalStateError`."""
+    with ExitStack() as stack:
+        of_parts = [_Waiting(stack.enter_context(part.reading()).rows_of(target)) for part in parts]
+        while of_parts := [one for one in of_parts if one.has_rows()]:
+            # All rows up to the last key of the batch that ends first are here.
+            end = min(one.last_key for one in of_parts)
+            batches = [one.taken(end) for one in of_parts]
+            yield batches[0] if len(batches) == 1 else _merged(batches)
+
+
+class _Waiting:
+    """The sorted rows of a part that are not merged yet."""
+
+    def __init__(self, batches: Iterator[Pairs]) -> None:
+        self._batches = batches
+        self._keys: Sequence[bytes] = ()
+        self._values: Sequence[bytes] = ()
+
+    def has_rows(self) -> bool:
+        """Whether there are rows. Reads the next batch if necessary."""
+        if not self._keys:
+            self._keys, self._values = next(self._batches, ((), ()))
+        return bool(self._keys)
+
+    @property
+    def last_key(self) -> bytes:
+        return self._keys[-1]
+
+    def taken(self, end: bytes) -> Pairs:
+        """Remove and return the rows up to the key `end`, inclusive."""
+        at = bisect_right(self._keys, end)
+        taken = self._keys[:at], self._values[:at]
+        self._keys, self._values = self._keys[at:], self._values[at:]
+        return taken
+
+
+def _merged(batches: Iterable[Pairs]) -> Pairs:
+    """Merge sorted batches. No key is in two of them."""
+    # The sort of Python merges lists that are sorted already.
+    pairs = sorted(chain.from_iterable(zip(keys, values, strict=True) for keys, values in batches))
+    return [key for key, _ in pairs], [value for _, value in pairs]
 
 
 class _Piece:

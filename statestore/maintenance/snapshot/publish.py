@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
 from statestore import catalog
 from statestore.chain import look_at_snapshot
 from statestore.clock import Ids
-from statestore.engine.rocks import EngineLimits
+from statestore.engine.rocks import Database, EngineLimits
 from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -153,15 +153,17 @@ def require_same(
     *,
     conf: StateConf,
     at_hand: Mapping[str, Path],
+    digest_of: Callable[[Database], str] = Database.digest,
 ) -> None:
     """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
 
-    `at_hand`: local copies of its tables, by name in storage. Raises `CorruptFile` if they differ.
+    `at_hand`: local copies of its tables, by name in storage. `digest_of`: computes the digest, and may close the database.
+    Raises `CorruptFile` if they differ.
     """
     try:
         limits = EngineLimits(has_filters=False)
         with open_base(storage, store, version, path, limits, conf, at_hand=at_hand).database as database:
-            found = database.digest()
+            found = digest_of(database)
         problem = f"the digest of its rows is {found}, expected {digest}"
     except SnapshotUnusable as error:
         found, problem = "", str(error)

@@ -47,10 +47,12 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What it may use of this machine, and where time and ids come from."""
+    """What it may use of this machine, and where time and ids come from. `process_bytes`: stores of this size together
+    are rewritten by several processes; a start of theirs takes about a second."""
 
     scratch: Path
     clock: Clock
     ids: Ids
     workers: int = WORKERS
     memory_bytes: int = MEMORY_BYTES
+    process_bytes: int = 16 * 1024 * 1024

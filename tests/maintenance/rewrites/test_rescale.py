@@ -176,7 +176,8 @@ def test_the_release_must_be_given_if_the_checkpoint_does_not_show_it(tmp_path: 
     assert all("--for-spark" in refusal for refusal in refusals)
 
 
-def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [0, 2], ids=["one process", "processes"])
+def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(processes: int, tmp_path: Path) -> None:
     """Such rows have a query that partitions by something that its state does not show."""
     checkpoint = unpacked(V1, tmp_path)
     zero, one = checkpoint / "state/0/0", checkpoint / "state/0/1"
@@ -189,8 +190,9 @@ def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(tmp_path
             hidden.unlink(missing_ok=True)
     storage = open_storage(str(checkpoint))
     with pytest.raises(Exception, match="cannot be moved to other partitions") as raised:
-        rescale(storage, 5, tmp_path)
+        rescale(storage, 5, tmp_path, processes=processes)
     assert getattr(raised.value, "code", None) == "unknown_partitioning"
+    assert "state/0/" in str(raised.value)
     abort(storage)
     assert switch_journal.open_journal(storage) is None
 

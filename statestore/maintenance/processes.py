@@ -1,0 +1,73 @@
+"""Processes for work on local files that keeps Python busy: Python code of one process uses one core.
+
+    with callers(2) as call:            two processes, or none: then `call` is a plain call
+        call(function, *arguments)      from a thread of `pool`, which waits for the result
+
+Function, arguments and result are pickled, so work that needs the storage stays in this process.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from statestore.errors import LocalStateError
+
+if TYPE_CHECKING:
+    from loky.process_executor import ProcessPoolExecutor
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_IDLE_SECONDS = 30.0
+"""After the death of this process, idle ones end by themselves."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Calls functions, `workers` at a time. Without `_pool`, in the thread that calls."""
+
+    workers: int = 1
+    _pool: ProcessPoolExecutor | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a function runs in this process, with the caller's own objects."""
+        return self._pool is None
+
+    def __call__(
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Return the result of a call. Raises what `function` raises; `LocalStateError` if its process was killed."""
+        if self._pool is None:
+            return function(*arguments, **named)
+        from loky.process_executor import BrokenProcessPool
+
+        try:
+            result: Result = self._pool.submit(function, *arguments, **named).result()
+        except BrokenProcessPool as error:
+            raise LocalStateError(
+                f"a process of this run was killed ({str(error).splitlines()[0]})",
+                hint="if the memory is full, free some, or allow less with --memory; then run this command again",
+            ) from error
+        return result
+
+
+@contextmanager
+def callers(workers: int) -> Iterator[Caller]:
+    """Start `workers` processes, and end them after the block; none if `workers` is 1."""
+    if workers < 2:
+        yield Caller()
+        return
+    # Most runs need no processes. Unlike the pools of the standard library, this one does not run the main module of the
+    # program again, which may be a script without a guard.
+    from loky.process_executor import ProcessPoolExecutor
+
+    # Ctrl-C reaches all processes. The first one ends the others.
+    with ProcessPoolExecutor(
+        workers, timeout=_IDLE_SECONDS, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
+        yield Caller(workers, pool)

@@ -1,0 +1,78 @@
+"""Rewrites of large states: several processes do the work on local files. Nothing else differs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from statestore import switch_journal
+from statestore.errors import LocalStateError
+from statestore.format.provider import Provider
+from statestore.format.structure import Structure
+from statestore.maintenance.rewrites import Convert, Goal, build
+from statestore.storage import open_storage
+from tests.support.keyed_roots import KeyedRoot
+from tests.support.placed_rows import placed_rows
+from tests.support.rescales import all_rows, rescale
+from tests.support.twins import clean
+from tests.support.unpacked import unpacked
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+AGGREGATION = FIXTURES / "spark-4.2.0-v1-aggregation.zip"
+
+
+@pytest.mark.parametrize(
+    ("archive", "goal"),
+    [
+        ("v1-join-4-checksums-and-commas", 3),
+        ("v2-transformWithState", 3),
+        ("hdfs-sessions-snappy", Convert(Provider.ROCKSDB, Structure.V2)),
+        ("v1-windows-lzf", Convert(Provider.HDFS_BACKED)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_processes_write_the_same_rows(archive: str, goal: int | Goal, tmp_path: Path) -> None:
+    checkpoint = unpacked(FIXTURES / f"spark-4.2.0-{archive}.zip", tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+    rescale(storage, goal, tmp_path, processes=2)
+    assert all_rows(checkpoint) == before
+    if isinstance(goal, int):
+        assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
+    clean(storage, tmp_path)
+
+
+def test_processes_rescale_a_state_root_and_its_job_continues(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    root = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path)
+    root.grow(3)
+    rescale(root.storage, 5, tmp_path, processes=2)
+    root.assert_right(5)
+    root.grow(1)
+    root.assert_right(5)
+    clean(root.storage, tmp_path)
+
+
+def test_a_rewrite_whose_process_is_killed_is_completed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = unpacked(AGGREGATION, tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+    written: Callable[..., object] = build._written
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "_written", _killed)
+        with pytest.raises(LocalStateError, match=r"was killed.*--memory"):
+            rescale(storage, 5, tmp_path, processes=2)
+    assert build._written is written
+    assert switch_journal.open_journal(storage) is not None
+    rescale(storage, 5, tmp_path, processes=2)
+    assert all_rows(checkpoint) == before
+    clean(storage, tmp_path)
+
+
+def _killed(*arguments: object) -> None:
+    del arguments
+    os.kill(os.getpid(), signal.SIGKILL)
