@@ -2,7 +2,7 @@
 
     StatekeeperError                    exit  code
     ├── CorruptFile                        1  corrupt_file            restore the file, or load an older version
-    │   └── RecordTooLarge                 1  record_too_large        give it more memory, or restore the file
+    │   └── RecordTooLarge                 1  record_too_large        raise --memory, or restore the file
     ├── UnknownFormatVersion              12  unknown_format_version  upgrade Statekeeper
     │   └── UnsupportedProvider           12  unsupported_provider    convert the checkpoint to RocksDB
     ├── NotACheckpoint                    10  not_a_checkpoint        give another path
@@ -48,7 +48,7 @@
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── WrongInitial                      13  wrong_initial           correct `initial`, or start a new root
     ├── WrongInput                        13  wrong_input             correct the rows of the stream
-    ├── HotKey                            13  hot_key                 allow pieces, or raise the limit
+    ├── HotKey                            13  hot_key                 set `split_hot_keys`, or raise the limit
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── UnusableFunction                   2  unusable_function       correct the update function
     ├── SparkDied                          1  spark_died              start the job again
@@ -398,7 +398,7 @@ class WrongInput(StatekeeperError):
 
 
 class HotKey(StatekeeperError):
-    """One key has more rows in a batch than fit into a piece."""
+    """One key has more rows or bytes in a batch than `Pieces.hot_key_rows` or `Pieces.hot_key_bytes` allows."""
 
     code = "hot_key"
     exit_code = 13

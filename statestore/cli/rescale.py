@@ -35,8 +35,8 @@ _WORDING = Wording(
 @click.option(
     "--partitions",
     type=click.IntRange(1, MOST_PARTITIONS),
-    help="Number of partitions of each stateful operator after the rescale. A limit and an aggregation without "
-    "grouping keys keep one partition.",
+    help="Number of partitions of each stateful operator after the rescale. Exception: the operators of "
+    "limit() and of an aggregation without grouping keys keep their single partition.",
 )
 @rewrite_options("rescale")
 @click.pass_context

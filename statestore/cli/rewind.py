@@ -62,15 +62,15 @@ _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "
     "folders",
     multiple=True,
     metavar="URL",
-    help="A Delta table or a folder of files that the query reads. The plan then shows which data that the query needs no "
-    "longer exist. Repeatable.",
+    help="A Delta table or a folder of files that the query reads. The plan then also shows which input of the later "
+    "batches no longer exists. Repeatable.",
 )
 @click.option(
     "--kafka-config",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="File with the properties of a Kafka client in the names of librdkafka, one a line: bootstrap.servers=host:9092. "
-    "The plan then shows which offsets that the query needs no longer exist. Needs the package "
-    "statekeeper[kafka].",
+    help="File with the properties of a Kafka client. Write one property per line and use librdkafka's names, for example "
+    "bootstrap.servers=host:9092. The plan then also shows which offsets of the later batches no longer exist. "
+    "Requires the package statekeeper[kafka].",
 )
 @click.option("--query-id", metavar="UUID", help="The new query id. Default: a random id.")
 @click.option(

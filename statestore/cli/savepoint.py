@@ -90,7 +90,8 @@ from statestore.storage import Storage
 @mode_option(
     "In every mode, savepoint writes the savepoint to DESTINATION. In mode snapshots or full, it also adds the "
     "savepoint to the list in ROOT. If ROOT lists the savepoint, --delete "
-    "changes this list, so it requires snapshots or full. The mode does not limit the location of the savepoint."
+    "changes this list, so it requires snapshots or full. --delete never requires full, although "
+    "it also deletes the files of the savepoint."
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option

@@ -24,7 +24,7 @@ from tests.support.native import ONLY_CHANGELOGS, configured
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-GONE = "it does not exist, or the client may not see it"
+GONE = "it does not exist, or the client lacks the permission to see it"
 
 
 def planned(checkpoint: Path, batch: int, *options: object) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _require_unchanged(storage: Storage, begun: Begun) -> None:
     if newest != begun.batch or started != begun.batch:
         path = names.offsets(started) if started > begun.batch else names.commits(newest or 0)
         raise RefusedAsUnsafe(
-            f"exists, but the rewrite was planned after batch {begun.batch}: the query is running",
+            f"exists, but batch {begun.batch} was the newest when the rewrite was planned: the query is running",
             path=path,
             hint="stop the query, reverse the rewrite with --abort, then run this command again",
         )

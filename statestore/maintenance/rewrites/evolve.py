@@ -28,7 +28,7 @@ def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, NewColumns]:
         if stores and name not in stores:
             raise SchemaMismatch(
                 f"the root has no store {name}; it has: {', '.join(stores)}; nothing was changed",
-                hint="an operator with one store calls it default; to see the stores, run: statekeeper inspect ROOT",
+                hint="the only store of an operator has the name default; to see the stores, run: statekeeper inspect ROOT",
             )
     for name, changes in goal.stores.items():
         require_untimed(facts.schemas, name, changes)

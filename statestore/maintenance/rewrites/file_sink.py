@@ -54,7 +54,9 @@ def plan(sink: Storage, batch: int, *, is_begun: bool) -> FileSinkPlan:
         file_sink.require_entry(head, last, f"{sink.url}/{entry.path}")
 
     at_once(verify, following.needed)
-    assumed = f"{INTERVAL_CONF} of the query is not {batch + 1}; the log does not show it before its first compaction"
+    assumed = (
+        f"{INTERVAL_CONF} of the query is not {batch + 1}: before its first compaction, the log does not show the value"
+    )
     return FileSinkPlan(
         entry=SinkEntry(sink.url, following.entry.path),
         sources=tuple(entry.path for entry in following.sources),

@@ -92,7 +92,9 @@ def read(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collect
         if entry is None:
             found[source] = _parsed(offset)
         elif (folder := file_source.folder_of(source, offsets, newest, files)) is None:
-            found[source] = OtherData("the files that later batches have read; the folder of its log is unknown")
+            found[source] = OtherData(
+                "the files that later batches have read; the folder in sources/ that lists them is unknown"
+            )
         else:
             found[source] = Files(tuple(dict.fromkeys(_read_after(storage, folder, entry, files))))
     return found

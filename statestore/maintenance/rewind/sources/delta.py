@@ -30,7 +30,9 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
     lost = [f"version {version}" for version in _gaps(first, later)]
     unchecked = []
     if newest < first - 1:
-        unchecked.append(f"the newest version of the table is {newest}")
+        unchecked.append(
+            f"the newest version of the table is {newest}, but version {first - 1} existed when the query read the table"
+        )
     if any(entry.path.startswith(_MANAGED) for entry in listed):
         unchecked.append("a catalog manages the newest commits of the table")
     if data.is_snapshot:

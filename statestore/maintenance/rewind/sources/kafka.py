@@ -46,7 +46,7 @@ def missing(properties: Mapping[str, str], data: KafkaOffsets, *, seconds: float
     for topic, number, offset in data.partitions:
         name, place = f"topic {topic}, partition {number}", (topic, number)
         if place not in first or place not in end:
-            found.append(f"{name}: it does not exist, or the client may not see it")
+            found.append(f"{name}: it does not exist, or the client lacks the permission to see it")
         elif offset < first[place]:
             found.append(f"{name}: offsets {offset:,} to {first[place] - 1:,}")
         elif offset > end[place]:
