@@ -276,7 +276,7 @@ class MirrorDiverged(RefusedAsUnsafe):
 
 
 class HalfSwitched(StatekeeperError):
-    """A switchover between structures V1 and V2 was interrupted. No other change is possible before it ends."""
+    """A switchover or a rewrite of the state was interrupted. No other change is possible before it ends."""
 
     code = "half_switched"
     exit_code = 13
@@ -314,8 +314,8 @@ class OtherStructure(RefusedBatch):
 
 
 class SinkConflict(RefusedBatch):
-    """The sink has this batch from an attempt that is not recorded in the root, or that cannot be completed in other
-    sinks."""
+    """The root has no matching record of the attempt that wrote this batch to the sink. Or only some sinks of the job have
+    the batch, and the job cannot write the same rows to the others."""
 
     code = "sink_conflict"
 
@@ -345,7 +345,7 @@ class FailedBatch(StatekeeperError):
 
 
 class BaseIdMismatch(FailedBatch):
-    """A task used another base than the driver sent (SPARK-56205)."""
+    """A task started from another version of a store than the version that the driver sent (SPARK-56205)."""
 
     code = "base_id_mismatch"
 

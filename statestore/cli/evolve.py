@@ -46,8 +46,8 @@ def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execut
     """Change the value columns of a state root: show the rows before and after; with --apply, rewrite them.
 
     ROOT is the state root of a job on pipelines. Stop the job first. evolve replaces the newest version of each changed
-    store by a new snapshot. It reads the snapshot back and compares its rows. Then start the job with an operator that
-    declares the new columns.
+    store by a new snapshot. It reads the snapshot back and compares its rows with those of the plan. Then start the job
+    with an operator that declares the new columns.
 
     FILE has one TOML table, [stores.NAME], for each changed store. The only store of an operator has the name default:
 

@@ -1,6 +1,6 @@
 """The file of `statekeeper evolve --schema`: TOML, or JSON of the same form.
 
-[stores.default]                      the name of the store; an operator with one store calls it default
+[stores.default]                      the name of the store; the only store of an operator is default
 drop = ["note"]
 rename = { total = "amount" }         present name = new name
 widen = { count = "long" }            present name = new type, or { type = ..., nullable = true }

@@ -103,8 +103,8 @@ def _require_no_later(sink: Storage, entries: Iterable[LogEntry], batch: int) ->
             f"is newer than batch {batch}, the newest batch of the checkpoint: another query writes to this sink, or only "
             f"the checkpoint was rolled back",
             path=f"{sink.url}/{newest.path}",
-            hint=f"give the `path` of the sink of this query. If the query was rolled back, first delete the entries after "
-            f"batch {batch} and their files",
+            hint=f"give the `path` of the sink of this query with --file-sink. If the query was rolled back, first delete "
+            f"the entries after batch {batch} and their files",
         )
 
 

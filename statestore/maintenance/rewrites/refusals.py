@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from statestore.counts import counted
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
 from statestore.maintenance.audit import FindingKind
@@ -25,8 +26,8 @@ def of_audit(stopped: SwitchoverFacts) -> Iterator[str]:
     bad = [f for f in stopped.audit.findings if f in stopped.audit.breaks or f.kind is FindingKind.ROLLED_BACK_FILES]
     if bad:
         yield (
-            f"the audit reports {len(bad):,} findings, the first: {bad[0].file} {bad[0].problem} -> {bad[0].action}; "
-            f"to list all, run: statekeeper audit ROOT"
+            f"the audit reports {counted(len(bad), 'finding')}, the first: {bad[0].file} {bad[0].problem} -> "
+            f"{bad[0].action}; to list all, run: statekeeper audit ROOT"
         )
 
 
