@@ -11,6 +11,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 MOST_LINES = 450
 MOST_POSITIONAL_FIELDS = 4
+MOST_LINES_OF_AN_OPERATOR = 50
+MOST_LINES_OF_AN_EXAMPLE = 30
 
 
 def _imported(path: Path) -> list[str]:
@@ -97,6 +99,37 @@ def test_no_file_has_more_than_450_lines() -> None:
     """Split a longer file by subject."""
     lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in _python_files()}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def _lines_of_code(text: str) -> int:
+    """Count the lines without imports, docstrings, comments and empty lines."""
+    other: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        has_docstring = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node)
+        for one in ([node.body[0]] if has_docstring else []) + ([node] if _is_import(node) else []):
+            other.update(range(one.lineno, one.end_lineno + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(1 for number, line in lines if number not in other and line.strip() and line.strip()[0] != "#")
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def test_a_ready_made_operator_has_at_most_50_lines_of_code() -> None:
+    """So that users can read it before they use it."""
+    files = list((REPOSITORY / "pipelines" / "operators").glob("*.py"))
+    assert len(files) > 5
+    lengths = {path.name: _lines_of_code(path.read_text()) for path in files}
+    assert max(lengths.values()) > 30
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES_OF_AN_OPERATOR} == {}
+
+
+def test_the_join_and_the_enrichment_of_the_examples_have_at_most_30_lines() -> None:
+    for name in ("join_of_streams", "enrichment"):
+        text = (REPOSITORY / "examples" / f"{name}.py").read_text()
+        operator = text.partition("# --8<-- [start:operator]")[2].partition("# --8<-- [end:operator]")[0]
+        assert 10 < len(operator.strip().splitlines()) <= MOST_LINES_OF_AN_EXAMPLE
 
 
 _IMPORT_EACH = """
