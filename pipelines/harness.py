@@ -19,7 +19,7 @@ from pipelines import preflight
 from pipelines.assignments import Assignments
 from pipelines.event_time import EventClock
 from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
-from pipelines.initial_rows import InitialColumns, require_start_of_ttl
+from pipelines.initial_rows import InitialColumns, require_times
 from pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, StatefulOperator
 from pipelines.partitioning import Partitioning
 from pipelines.reports import Reported, checked
@@ -98,7 +98,8 @@ class OperatorHarness:
         self._partitioning = Partitioning(partitions, key_groups, tasks=1)
         self._stream = None if columns is None else GivenStream(operator, columns)
         self._initial = None if initial is None else self._by_store(initial)
-        require_start_of_ttl(operator, self._initial or ())
+        if self._initial is not None:
+            require_times(operator, self._initial)
         self._event_clock = EventClock(operator, self._stream.inputs if self._stream else ())
         self._next = BatchTimes(batch=0, time_ms=_START_MS)
         self._stored = stored(operator)

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType
 
-from pipelines.initial_rows import InitialColumns, require_start_of_ttl
+from pipelines.initial_rows import InitialColumns, require_times
 from pipelines.operator import StatefulOperator
 from statestore.errors import SchemaMismatch
 
@@ -65,7 +65,7 @@ class InitialState:
                 else "initial is an empty dict; the query was not started",
                 hint=f"the stores of the operator are: {', '.join(stores)}",
             )
-        require_start_of_ttl(self._operator, given)
+        require_times(self._operator, given)
         keys = self._operator.key_columns(self._row_columns)
         return {
             name: _declared_columns(given[name], pa.schema([*keys, *values]), name)

@@ -25,8 +25,15 @@ INPUT = -1
 """The kind of an input row. The kind of an initial row is the number of its store."""
 
 
-def require_start_of_ttl(operator: StatefulOperator, stores: Container[str]) -> None:
-    """Raise `SchemaMismatch` for initial rows of a store whose TTL counts from an event time that they do not have."""
+def require_times(operator: StatefulOperator, stores: Container[str]) -> None:
+    """Raise `SchemaMismatch` for initial rows without the times that their state needs: of a timer, or of a TTL that counts
+    from an event time."""
+    if not operator.accepts_initial:
+        raise SchemaMismatch(
+            "the operator accepts no initial rows: only a timer ends its windows or sessions, and initial rows have no "
+            "timers; the query was not started",
+            hint="start without `initial`, and let the stream contain the rows of the windows or sessions that are open",
+        )
     for name, ttl in operator.ttls.items():
         if name in stores and ttl.kind is TimeKind.EVENT and ttl.column is None:
             raise SchemaMismatch(

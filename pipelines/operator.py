@@ -122,6 +122,7 @@ class StatefulOperator:
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers
     on_timer           called for the timers that are due, see `TimerFunction`
+    accepts_initial    whether a job can start with initial rows. They have no timers, so False if only a timer ends a state
     column_mapping     the columns of the state that the code renames or widens, see `ColumnMapping`; for several stores a
                        mapping: name -> `ColumnMapping`
 
@@ -146,6 +147,7 @@ class StatefulOperator:
     ttl: Ttl | Mapping[str, Ttl] | None = None
     timers: TimeKind | str | None = None
     on_timer: TimerFunction | None = None
+    accepts_initial: bool = True
     column_mapping: ColumnMapping | Mapping[str, ColumnMapping] | None = None
 
     def __post_init__(self) -> None:

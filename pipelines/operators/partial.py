@@ -65,7 +65,7 @@ def _keys_of(rows: pa.Table, keys: Sequence[str]) -> pa.Schema:
 
 
 def merged(partial: Iterable[pa.Table], keys: Sequence[str], aggregates: Aggregates) -> pa.Table:
-    """Merge partial results to one row for each key."""
+    """Merge partial results to one row for each key, in the order in which the keys appear."""
     tables = list(partial)
     schema = tables[0].schema
     by_key = pa.concat_tables(table.cast(schema) for table in tables).group_by(list(keys), use_threads=False)

@@ -72,6 +72,7 @@ def sessions(
         event_time=event_time,
         allowed_lateness=allowed_lateness,
         late_by=END,
+        accepts_initial=False,
         timers=TimeKind.EVENT,
         on_timer=on_timer,
     )

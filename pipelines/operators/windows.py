@@ -46,7 +46,9 @@ def windows(
 
     def update(rows: pa.Table, state: pa.Table) -> Update:
         new = merged([state, of_rows(rows, of_window, aggregates, results)], of_window, aggregates)
-        ends = new.select(of_window).append_column(TIMER_COLUMN, new[END])
+        # The windows of the state are first, and have their timers.
+        begun = new.slice(state.num_rows)
+        ends = begun.select(of_window).append_column(TIMER_COLUMN, begun[END])
         return Update(output=output.empty_table(), state=new, timers=ends)
 
     def on_timer(due: pa.Table, state: pa.Table, batch: Batch) -> Update:
@@ -64,6 +66,7 @@ def windows(
         event_time=event_time,
         allowed_lateness=allowed_lateness,
         late_by=END,
+        accepts_initial=False,
         timers=TimeKind.EVENT,
         on_timer=on_timer,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +89,36 @@ def test_a_window_is_returned_once_when_the_watermark_passes_its_end() -> None:
         assert (tuples(closing), closing.late.num_rows) == ([("a", at(0), at(10), 15)], 0)
         late = harness.batch(in_first(("a", 16, 9)))
         assert (tuples(late), late.late.num_rows, late.timers.num_rows) == ([], 1, 1)
+
+
+def test_each_of_many_windows_is_returned_once_although_only_new_ones_get_a_timer() -> None:
+    columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
+    operator = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0m")
+    random = Random(5)
+    expected: Counter[tuple[str, int]] = Counter()
+    returned: list[tuple[Any, ...]] = []
+    with OperatorHarness(operator, columns=columns, partitions=3) as harness:
+        for minute in range(60):
+            start = minute - minute % 20
+            given = [(str(random.randrange(300)), random.randrange(9), minute + 0.5) for _ in range(200)]
+            for key, value, _ in given:
+                expected[key, start] += value
+            begin = start - (minute + 0.5)
+            result = harness.batch(rows(*given, window_start=begin, window_end=begin + 20))
+            returned += tuples(result)
+            assert result.timers.num_rows == result.state.num_rows
+        for _ in range(2):
+            returned += tuples(harness.batch(rows(("last", 0, 90), window_start=-10, window_end=10)))
+    found = {(key, (start - at(0)).total_seconds() // 60): total for key, start, _, total in returned}
+    assert found == expected
+    assert len(returned) == len(expected) > 500
+
+
+@pytest.mark.parametrize("ready_made", [windows, sessions])
+def test_initial_rows_that_no_timer_would_end_are_rejected(ready_made: Any) -> None:
+    operator = ready_made(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0m")
+    with pytest.raises(SchemaMismatch, match="only a timer ends its windows or sessions"):
+        OperatorHarness(operator, initial=pa.table({"key": ["a"]}))
 
 
 def test_sessions_of_a_key_merge_and_are_returned_one_by_one() -> None:
