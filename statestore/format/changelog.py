@@ -118,12 +118,13 @@ def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
     same = (changes.key_length == key_size).all() and (changes.value_length == value_size).all()
     # The value must follow its length directly; `row_checksum` may have cut off a prefix.
     same = same and (changes.value_start == changes.key_start + key_size + 4).all()
-    if not same or value_size < 0 or key_size + value_size > _LARGEST_COPIED_RECORD_BYTES:
+    if not same or not 0 <= key_size + value_size <= _LARGEST_COPIED_RECORD_BYTES:
         return _pairs_one_by_one(changes)
     # Unpacked in C; the loop below runs in Python. Each byte of the buffer starts a slot, and the slots overlap.
-    record = struct.Struct(f"{key_size}s4x{value_size}s")
+    record = struct.Struct(f"{key_size}s4x{value_size}s" if value_size >= 0 else f"{key_size}s")
     slots = np.ndarray(len(changes.buffer) - record.size + 1, f"V{record.size}", changes.buffer, strides=1)
-    return record.iter_unpack(slots[changes.key_start].tobytes())
+    found = record.iter_unpack(slots[changes.key_start].tobytes())
+    return found if value_size >= 0 else ((key, None) for (key,) in found)
 
 
 def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
@@ -328,18 +329,19 @@ def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
 
 
 def _alike_records(plain: bytes, start: int, layout: _Layout) -> tuple[_Columns, int]:
-    """Find the records from `start` on with the first record's kind and lengths, and their end. Empty if it deletes."""
+    """Find the records from `start` on with the first record's kind and lengths, and their end."""
     first_at = start + layout.ahead
     try:
         (key_size,) = _INT.unpack_from(plain, first_at)
         (value_size,) = _INT.unpack_from(plain, first_at + 4 + max(key_size, 0))
     except struct.error:
-        key_size = value_size = -1
+        key_size = -1
+        value_size = 0
     if layout.ahead and plain[start : start + 1] == layout.end:
         key_size = -1
-    width = layout.ahead + 8 + key_size + value_size
+    width = layout.ahead + 8 + key_size + max(value_size, 0)
     count = 0
-    if key_size >= 0 and value_size >= 0:
+    if key_size >= 0 and value_size >= -1:
         available = (len(plain) - start) // width
         lengths_at = np.r_[0 : layout.ahead + 4, layout.ahead + 4 + key_size : layout.ahead + 8 + key_size]
         step = _FIRST_RUN

@@ -193,6 +193,18 @@ def test_long_runs_of_typed_records_of_equal_length_keep_their_kinds() -> None:
     assert kinds_read(typed(*changes)) == changes
 
 
+@pytest.mark.parametrize("key_bytes", [0, 6])
+def test_long_runs_of_deletes_are_read(key_bytes: int) -> None:
+    puts = [(Kind.PUT, b"%09d" % n, b"v") for n in range(700)]
+    deletes: list[tuple[Kind, bytes, bytes | None]] = [
+        (Kind.DELETE, (b"%06d" % n)[:key_bytes], None) for n in range(3000)
+    ]
+    changes = deletes + puts + deletes[:1500] + [(Kind.DELETE, b"another length", None)] + puts + deletes
+    assert kinds_read(typed(*changes)) == changes
+    untyped = [(key, value) for _, key, value in changes]
+    assert read(written(untyped, Header(None)))[1] == untyped
+
+
 def test_a_typed_changelog_that_is_truncated_or_too_long_is_rejected() -> None:
     whole = typed(*EVERY_KIND)
     for cut in range(len(utf("v2")), len(whole)):
