@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
-from benchmarks.operator_rows import COMMON, PARTITIONS, of_spark
+from benchmarks.operator_rows import COMMON, FLOOR, PARTITIONS, of_spark
 from benchmarks.turns import Contender, Course, Start, compared
 from pipelines.operator import StatefulOperator, Update
 from pipelines.operators import windows, with_windows
@@ -29,7 +29,10 @@ _ONLY_WITH_ROWS = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 """Otherwise Spark's operators run batches without rows beside the batch that is measured, those with timers always."""
 _ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
 _AGGREGATES = {"count": ("count", None), "sum": ("sum", "value")}
-_OF_WINDOWS = "Count and sum. The event time of a row is the time of its batch."
+_OF_WINDOWS = (
+    "Count and sum. The event time of a row is the time of its batch. The same job without state: see "
+    "[operator_rows](#operator_rows); here its rows have the columns of the window."
+)
 _OF_TIMERS = (
     "Count and sum. Each row renews the TTL of its key, and moves its timer to one hour later. None is due. The peer lists "
     "and deletes the former timer of the key and registers the new one, because Spark's timers do not replace each other."
@@ -42,7 +45,11 @@ _WINDOWS = windows(_ROWS, ["key"], "at", _AGGREGATES, allowed_lateness="0s")
 def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark. `options.large` also runs 100,000 keys per batch with a TTL and timers."""
     session = spark_session("benchmark", master="local[2]", conf=COMMON | _ONLY_WITH_ROWS)
-    in_windows: Mapping[str, Start] = {OURS: _our_windows, "native windows (JVM)": of_spark(_spark_windows, "append")}
+    in_windows: Mapping[str, Start] = {
+        OURS: _our_windows,
+        FLOOR: _windows_without_state,
+        "native windows (JVM)": of_spark(_spark_windows, "append"),
+    }
     with_times: Mapping[str, Start] = {
         OURS: _our_timers,
         "transformWithStateInPandas": of_spark(_spark_timers, "update"),
@@ -65,7 +72,11 @@ def run(options: argparse.Namespace) -> list[Table]:
 
 
 def _table(what: str, note: str, contenders: list[Contender], course: Course, target: float) -> Table:
-    ours, peer = contenders
+    ours, *floor, peer = contenders
+    targets = [verdict(f"rows/s to {peer.name}", ratio(peer.rounds, ours.rounds), at_least=target)]
+    for one in floor:
+        limit = ratio(peer.rounds, one.rounds).shown(2, "x")
+        targets.append(f"{peer.name} to {one.name}, the upper limit of the ratio: {limit}")
     rows = []
     for contender in contenders:
         every = flat(contender.rounds)
@@ -75,7 +86,7 @@ def _table(what: str, note: str, contenders: list[Contender], course: Course, ta
         title=f"{what}, {course.keys:,} rows of {course.keys:,} keys per batch",
         columns=["operator", "batches", "ms per batch", "rows/s"],
         rows=rows,
-        targets=[verdict(f"rows/s to {peer.name}", ratio(peer.rounds, ours.rounds), at_least=target)],
+        targets=targets,
         notes=[
             f"One session, local[2], {PARTITIONS} partitions each, alternating rounds. No batches without rows. "
             "Statekeeper runs with `NoSink`, Spark's operators with the sink `noop`.",
@@ -86,8 +97,16 @@ def _table(what: str, note: str, contenders: list[Contender], course: Course, ta
 
 def _our_windows(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
     del session
-    placed = with_windows(_with_time(rows), "at", "10 seconds")
-    return spark_peers.start_ours(placed, folder, PARTITIONS, operator=_WINDOWS)
+    return spark_peers.start_ours(_in_windows(rows), folder, PARTITIONS, operator=_WINDOWS)
+
+
+def _windows_without_state(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_floor(_in_windows(rows), folder, PARTITIONS)
+
+
+def _in_windows(rows: DataFrame) -> DataFrame:
+    return with_windows(_with_time(rows), "at", "10 seconds")
 
 
 def _spark_windows(rows: DataFrame) -> DataFrame:
