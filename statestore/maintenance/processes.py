@@ -8,10 +8,12 @@ Function, arguments and result are pickled, so work that needs the storage stays
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from statestore.errors import LocalStateError
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_IDLE_SECONDS = 30.0
-"""After the death of this process, idle ones end by themselves."""
+_LOOK_SECONDS = 1.0
+"""Each process looks so often whether the first one is alive. Its sudden death must not leave processes behind."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,18 @@ def callers(workers: int) -> Iterator[Caller]:
     # program again, which may be a script without a guard.
     from loky.process_executor import ProcessPoolExecutor
 
-    # Ctrl-C reaches all processes. The first one ends the others.
-    with ProcessPoolExecutor(
-        workers, timeout=_IDLE_SECONDS, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
+    with ProcessPoolExecutor(workers, initializer=_begin, initargs=(os.getpid(),)) as pool:
         yield Caller(workers, pool)
+
+
+def _begin(first: int) -> None:
+    """Prepare a new process, which the process with the id `first` has started."""
+    # Ctrl-C reaches all processes. The first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with, args=(first,), daemon=True).start()
+
+
+def _end_with(first: int) -> None:
+    while os.getppid() == first:
+        Event().wait(_LOOK_SECONDS)
+    os._exit(1)

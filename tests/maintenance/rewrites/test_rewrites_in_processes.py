@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +78,24 @@ def test_a_rewrite_whose_process_is_killed_is_completed_by_the_next_run(
 def _killed(*arguments: object) -> None:
     del arguments
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+_CALLS_THAT_SLEEP = """
+from threading import Thread
+from time import sleep
+import os
+from statestore.maintenance.processes import callers
+with callers(2) as call:
+    print(call(os.getpid), flush=True)
+    Thread(target=call, args=(sleep, 600), daemon=True).start()
+    sleep(600)
+"""
+
+
+def test_the_death_of_the_first_process_ends_the_others() -> None:
+    with subprocess.Popen([sys.executable, "-c", _CALLS_THAT_SLEEP], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        first.kill()
+        # The others have the pipe open, too. It ends when the last of them has ended.
+        assert first.communicate(timeout=120)[0] == ""
