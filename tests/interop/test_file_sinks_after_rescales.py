@@ -1,4 +1,4 @@
-"""Spark's file sink and its readers continue after a rescale with --file-sink, and fail after one without it."""
+"""Spark's file sink and its readers continue after a rescale or a load with --file-sink, and fail after one without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statestore.format.file_sink import EMPTY, LOG
 from statestore.format.structure import Structure
 from statestore.storage import open_storage
 from tests.support.native import OPERATORS, SCHEMA, NativeQuery, configured
-from tests.support.twins import SHUFFLE_PARTITIONS, clean, rescale
+from tests.support.twins import SHUFFLE_PARTITIONS, clean, rescale, statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -79,6 +79,23 @@ def test_the_sink_and_its_readers_continue_after_a_rescale(
     assert query.rows() == expected
     # The next compaction reads the entry.
     assert (query.output / LOG / "9.compact").exists()
+    clean(open_storage(query.root), tmp_path)
+
+
+@pytest.mark.parametrize("structure", Structure, ids=lambda one: one.value)
+def test_the_sink_and_its_readers_continue_after_a_load(
+    spark: SparkSession, tmp_path: Path, expected: Counter[str], structure: Structure
+) -> None:
+    query, scratch = file_query(spark, tmp_path, structure), ("--scratch", str(tmp_path / "scratch"))
+    query.run(5)
+    shown = query.rows()
+    statekeeper("savepoint", query.root, str(tmp_path / "rows"), "--rows", "--confirm-stopped", *scratch)
+    load = "load", str(tmp_path / "rows"), query.root, "--replace-state", "--file-sink", str(query.output)
+    statekeeper(*load, "--for-spark", "4.2", "--apply", "--confirm-stopped", *scratch)
+    assert (query.output / LOG / "5").exists()
+    assert query.rows() == shown
+    query.run(BATCHES - 5)
+    assert query.rows() == expected
     clean(open_storage(query.root), tmp_path)
 
 
