@@ -30,6 +30,7 @@ from pipelines.whole_keys import Piece, WholeKeys
 from statestore.batch_times import BatchTimes
 from statestore.errors import WrongResult
 from statestore.format.state_rows import decode_keys, encode_keys
+from statestore.format.unsafe_row import normalise_keys
 
 
 class PartitionGroup:
@@ -103,10 +104,18 @@ class PartitionGroup:
             if late is not None:
                 yield {LATE_OUTPUT: self._counted(rows.filter(late))}
                 rows = rows.filter(pc.invert(late))
-            for piece in whole_keys.push(rows):
+            for piece in whole_keys.push(self._with_normal_keys(rows)):
                 yield from self._process(piece)
         for piece in whole_keys.rest():
             yield from self._process(piece)
+
+    def _with_normal_keys(self, rows: pa.Table) -> pa.Table:
+        """Zeros of both signs are one key, and so are all NaNs. A function that groups by key must see one value."""
+        keys = list(self._operator.keys)
+        normal = normalise_keys(rows.select(keys))
+        for key in keys:
+            rows = rows.set_column(rows.schema.get_field_index(key), rows.schema.field(key), normal[key])
+        return rows
 
     def _counted(self, late: pa.Table) -> pa.Table:
         """Count late rows. They are dropped unless the query has a sink for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from collections import Counter
 from random import Random
 from typing import Any
@@ -142,6 +143,30 @@ def test_sessions_of_a_key_merge_and_are_returned_one_by_one() -> None:
 def test_an_unknown_function_or_column_of_an_aggregate_is_rejected(aggregate: tuple[str, str | None]) -> None:
     with pytest.raises(SchemaMismatch, match="aggregate 'x'"):
         running_aggregates(COLUMNS, ["key"], {"x": aggregate})
+
+
+@pytest.mark.parametrize("ready_made", [running_aggregates, windows, sessions, latest_rows, first_rows])
+def test_zeros_of_both_signs_are_one_key_and_so_are_all_nans(ready_made: Any) -> None:
+    columns = pa.schema([("key", pa.float64()), ("value", pa.int64()), ("at", TIMESTAMP)])
+    spans = [(f"{kind}_{end}", TIMESTAMP) for kind in ("window", "session") for end in ("start", "end")]
+    total = {"total": ("sum", "value")}
+    given: dict[Any, dict[str, Any]] = {
+        running_aggregates: {"aggregates": total},
+        windows: {"event_time": "at", "aggregates": total, "allowed_lateness": "0m"},
+        sessions: {"event_time": "at", "aggregates": total, "allowed_lateness": "0m"},
+        latest_rows: {"order_by": ["at"]},
+        first_rows: {"event_time": "at", "within": "5m"},
+    }
+    operator = ready_made(columns, ["key"], **given[ready_made])
+    negative_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    with OperatorHarness(operator, columns=pa.schema([*columns, *spans])) as harness:
+        for minute in (1, 2):
+            of_minute = [
+                {"key": key, "value": 1, "at": at(minute), **{name: at(9 * name.endswith("end")) for name, _ in spans}}
+                for key in (0.0, -0.0, float("nan"), negative_nan)
+            ]
+            state = harness.batch(of_minute).state
+        assert sorted(map(str, state["key"].to_pylist())) == ["0.0", "nan"]
 
 
 def test_a_null_key_is_a_key_like_any_other() -> None:
