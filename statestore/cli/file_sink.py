@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from statestore.maintenance.rewrites import RewritePlan
+from statestore.origin import Origin
 
 file_sink_option = click.option(
     "--file-sink",
@@ -19,6 +20,8 @@ file_sink_option = click.option(
 def file_sink_lines(planned: RewritePlan) -> list[str]:
     """Return the lines of a plan about the file sink of the query."""
     if planned.file_sink is None:
+        if planned.origin is Origin.OWN:
+            return []  # no batch is appended
         return [
             "if the query writes files with Spark's file sink (parquet, json, csv, orc or text, with a path), add "
             "--file-sink URL: otherwise its log lacks this batch, and the sink and all readers of the output fail"

@@ -90,7 +90,7 @@ def execute(
     if planned.file_sink is not None:
         assert sink is not None
         file_sink.write(sink, planned.file_sink, machine.scratch)
-    progress(Progress(phase=SwitchPhase.APPENDED))
+    progress(Progress(phase=SwitchPhase.COMMIT if planned.origin is Origin.OWN else SwitchPhase.APPENDED))
     still_held()
     storage.delete(guarded)
     found = audit.judge(audit.gather(storage), policy)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from statestore import catalog
 from statestore.binding import read_binding
+from statestore.cli import main
 from statestore.errors import BatchConflict
 from statestore.format import names
 from statestore.format.structure import Structure
@@ -44,6 +46,17 @@ def test_a_root_is_rescaled_up_and_down_and_back(in_batch_logs: bool, tmp_path: 
         root.assert_right(partitions)
         clean(root.storage, tmp_path)
         before = all_rows(tmp_path / "root")
+
+
+def test_the_command_reports_no_appended_batch_and_asks_for_no_file_sink(tmp_path: Path) -> None:
+    rooted(tmp_path).grow(2)
+    command = ["rescale", str(tmp_path / "root"), "--partitions", "3", "--scratch", str(tmp_path)]
+    shown = CliRunner().invoke(main, command)
+    assert (shown.exit_code, "it appends no batch" in shown.output) == (0, True)
+    assert "--file-sink" not in shown.output
+    done = CliRunner().invoke(main, [*command, "--apply", "--confirm-stopped"])
+    assert (done.exit_code, "newest commit rewritten" in done.output) == (0, True)
+    assert "batch without rows appended" not in done.output
 
 
 @pytest.mark.slow
