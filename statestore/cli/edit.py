@@ -136,7 +136,7 @@ def edit(
     run = run if planned.half_done is None else planned.half_done.begun.run
     output.show(
         {**record, "edited": True, "run": run},
-        lambda console: _print_done(console, planned, run),
+        lambda console: _print_done(console, planned, root.storage.url, run),
     )
 
 
@@ -192,7 +192,7 @@ def _lines(planned: EditPlan) -> list[str]:
     return lines
 
 
-def _print_done(console: Console, planned: EditPlan, run: str) -> None:
+def _print_done(console: Console, planned: EditPlan, url: str, run: str) -> None:
     totals = ", ".join(f"{planned.totals[change]:,} {change.value}" for change in Change)
     console.print(f"edited the state after batch {planned.batch}: {totals}; start the query as before")
-    console.print(f"to undo this run: statekeeper edit ROOT --undo {run} --confirm-stopped", soft_wrap=True)
+    console.print(f"to undo this run: statekeeper edit {url} --undo {run} --confirm-stopped", soft_wrap=True)

@@ -85,7 +85,9 @@ def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execut
             record = {**record, **records.of_preview(shown)}
         show_plan(output, record, lambda console: _print_plan(console, planned, shown, blocked), blocked)
     run = run if planned.half_done is None else planned.half_done.begun.run
-    output.show({**record, "rewritten": True, "run": run}, lambda console: _print_done(console, planned, run))
+    output.show(
+        {**record, "rewritten": True, "run": run}, lambda console: _print_done(console, planned, root.storage.url, run)
+    )
 
 
 def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -> None:
@@ -133,6 +135,6 @@ def _lines(planned: RewritePlan) -> list[str]:
     return lines
 
 
-def _print_done(console: Console, planned: RewritePlan, run: str) -> None:
+def _print_done(console: Console, planned: RewritePlan, url: str, run: str) -> None:
     console.print(f"changed the columns of the state after batch {planned.batch}; start the job with the new columns")
-    console.print(f"to undo this run: statekeeper evolve ROOT --undo {run} --confirm-stopped", soft_wrap=True)
+    console.print(f"to undo this run: statekeeper evolve {url} --undo {run} --confirm-stopped", soft_wrap=True)

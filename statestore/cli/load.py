@@ -122,7 +122,9 @@ def load(
         blocked = blockers(prepared)
         show_plan(output, record, lambda console: _print_plan(console, planned, goal, blocked), blocked)
     run = run if planned.half_done is None else planned.half_done.begun.run
-    output.show({**record, "loaded": True, "run": run}, lambda console: _print_done(console, planned, run))
+    output.show(
+        {**record, "loaded": True, "run": run}, lambda console: _print_done(console, planned, root.storage.url, run)
+    )
 
 
 def _print_plan(console: Console, planned: RewritePlan, goal: Load, blocked: Sequence[str]) -> None:
@@ -157,6 +159,6 @@ def _lines(planned: RewritePlan, goal: Load) -> list[str]:
     return lines
 
 
-def _print_done(console: Console, planned: RewritePlan, run: str) -> None:
+def _print_done(console: Console, planned: RewritePlan, url: str, run: str) -> None:
     console.print(f"loaded {planned.rows:,} rows after batch {planned.batch}; start the query as before")
-    console.print(f"to undo this run: statekeeper load ROOT --undo {run} --confirm-stopped", soft_wrap=True)
+    console.print(f"to undo this run: statekeeper load {url} --undo {run} --confirm-stopped", soft_wrap=True)

@@ -110,7 +110,7 @@ def repair(
     prepared = passes.repair.plan(storage, policies, spark, location, deep=reads)
     done: list[RepairAction] = []
     if apply:
-        way_back = f"to undo this run: statekeeper repair ROOT --undo {run} --confirm-stopped"
+        way_back = f"to undo this run: statekeeper repair {storage.url} --undo {run} --confirm-stopped"
         prepared = passes.repair.execute(
             storage,
             prepared,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_a_load_is_executed_and_undone(places: tuple[str, str]) -> None:
     run = loaded(*places)
     assert all_rows(root) == saved != before
     statekeeper("load", root, "--undo", run, "--confirm-stopped")
+    assert all_rows(root) == before
+
+
+def test_the_printed_commands_undo_a_load_and_an_edit_as_they_are(places: tuple[str, str]) -> None:
+    _, root = places
+    before = all_rows(root)
+    deletion = ("--operator", "0", "--delete", "k=key 4", "--apply", *APPLY[2:])
+    for command in (("load", *places, *APPLY), ("edit", root, *deletion)):
+        _, undo = statekeeper(*command).split("to undo this run: statekeeper ")
+        statekeeper(*shlex.split(undo.splitlines()[0]))
     assert all_rows(root) == before
 
 
