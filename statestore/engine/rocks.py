@@ -170,16 +170,18 @@ class Database:
         with translated(self.path):
             return cast("list[bytes | None]", self._rdict.get(list(keys)))
 
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def scan(
+        self, prefix: bytes = b"", batch_bytes: int = _SCAN_BATCH_BYTES
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Iterate over the pairs whose key starts with `prefix`, in key order, in batches of keys and values."""
-        return self._scanned(range_of(prefix), self._entries)
+        return self._scanned(range_of(prefix), self._entries, batch_bytes)
 
     def scan_range(self, keys_in: KeyRange) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Iterate over the pairs with a key in a range, as `scan`. Their blocks are cached, as for a read of keys."""
         return self._scanned(keys_in, self._rdict.iter)
 
     def _scanned(
-        self, keys_in: KeyRange, iterator: Callable[[], RdictIter]
+        self, keys_in: KeyRange, iterator: Callable[[], RdictIter], batch_bytes: int = _SCAN_BATCH_BYTES
     ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         start, end = keys_in
         with translated(self.path):
@@ -196,7 +198,7 @@ class Database:
             value = entries.value()
             values.append(value)
             size_bytes += len(key) + len(value)
-            if len(keys) == SCAN_BATCH_ROWS or size_bytes >= _SCAN_BATCH_BYTES:
+            if len(keys) == SCAN_BATCH_ROWS or size_bytes >= batch_bytes:
                 yield keys, values
                 keys, values, size_bytes = [], [], 0
             entries.next()

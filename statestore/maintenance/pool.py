@@ -30,12 +30,13 @@ def in_pool(
     ended: Callable[[Item, Result | StatekeeperError], None],
     *,
     workers: int = WORKERS,
+    interrupt: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `work` for each item, starting in order. Call `ended` after each item, from one thread at a time.
 
     An item that fails with a `StatekeeperError` does not stop the others; `ended` gets the error. After `KeyboardInterrupt`
     or another exception of `work`, no new item starts, the running items finish and are reported, and the exception is
-    raised again.
+    raised again. `interrupt` is called before, to end the running items.
     """
     to_do = iter(items)
     stopped = Event()
@@ -60,8 +61,10 @@ def in_pool(
                 pass
             for run in runs:
                 run.result()
-        finally:
+        except BaseException:
             stopped.set()
+            interrupt()
+            raise
 
 
 def _outcome(work: Callable[[Item], Result], item: Item) -> Result | StatekeeperError:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import current_process
 from threading import Event, Thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -43,38 +44,64 @@ class Caller:
     def __call__(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
-        """Return the result of a call. Raises what `function` raises; `LocalStateError` if its process was killed."""
+        """Return the result of a call. Raises what `function` raises; `LocalStateError` if its process ends before."""
         if self._pool is None:
             return function(*arguments, **named)
-        from loky.process_executor import BrokenProcessPool
+        from loky.process_executor import BrokenProcessPool, TerminatedWorkerError
 
         try:
             result: Result = self._pool.submit(function, *arguments, **named).result()
-        except BrokenProcessPool as error:
+        except TerminatedWorkerError as error:
             raise LocalStateError(
-                f"a process of this run was killed ({str(error).splitlines()[0]})",
-                hint="if the memory is full, free some, or allow less with --memory; then run this command again",
+                "a process of this run was killed",
+                hint="if the memory is full, free some, or run this command again with fewer --workers",
             ) from error
+        except BrokenProcessPool as error:
+            raise LocalStateError(f"a process of this run failed: {error}", hint="run this command again") from error
         return result
+
+    def end(self) -> None:
+        """End the processes at once. Running calls raise `LocalStateError`."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, kill_workers=True)
 
 
 @contextmanager
 def callers(workers: int) -> Iterator[Caller]:
-    """Start `workers` processes, and end them after the block; none if `workers` is 1."""
-    if workers < 2:
+    """Start `workers` processes, and end them after the block; none if `workers` is 1, or if they cannot start here."""
+    # A daemonic process of Python cannot have children.
+    pool = None if workers < 2 or current_process().daemon else _started(workers)
+    if pool is None:
         yield Caller()
         return
+    try:
+        yield Caller(workers, pool)
+    except BaseException:
+        pool.shutdown(wait=True, kill_workers=True)
+        raise
+    pool.shutdown()
+
+
+def _started(workers: int) -> ProcessPoolExecutor | None:
     # Most runs need no processes. Unlike the pools of the standard library, this one does not run the main module of the
     # program again, which may be a script without a guard.
     from loky.process_executor import ProcessPoolExecutor
 
-    with ProcessPoolExecutor(workers, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        yield Caller(workers, pool)
+    # Ctrl-C reaches all processes, but the first one ends the others. They inherit the blocked signal.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(os.getpid(),))
+        pool.submit(os.getpid)
+    except OSError:
+        # Without shared memory, the machine has no semaphores.
+        return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pool
 
 
 def _begin(first: int) -> None:
     """Prepare a new process, which the process with the id `first` has started."""
-    # Ctrl-C reaches all processes. The first one ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(first,), daemon=True).start()
 

@@ -30,6 +30,9 @@ _PIECE_SHARE = 32
 _STORES_OF_PROCESSES = 32
 """A process opens local databases once more for each store. With more stores, they must be larger to be worth that."""
 
+_MEMORY_OF_A_PROCESS = 64 * 1024 * 1024
+"""The least memory for each process; its imports alone take most of it."""
+
 
 def rebuild(
     storage: Storage,
@@ -72,14 +75,14 @@ def rebuild(
         else:
             snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new)
         digests = {target: str(digest) for target, (digest, _) in built.items()}
-        _publish(group, machine, lambda target: snapshots.publish(target, digests[target]), ended)
+        _publish(group, machine, lambda target: snapshots.publish(target, digests[target]), ended, call)
 
 
 def _processes(group: StoreGroup, machine: Machine) -> int:
     """The number of processes beside this one; 1 for none."""
     stores = max(len(group.sources), len(group.targets))
     is_large = group.read_bytes >= max(machine.process_bytes, stores * machine.process_bytes // _STORES_OF_PROCESSES)
-    return machine.workers if is_large else 1
+    return min(machine.workers, stores, max(1, machine.memory_bytes // _MEMORY_OF_A_PROCESS)) if is_large else 1
 
 
 def _new(planned: RewritePlan, folder: Path) -> NewDatabases | NewFiles:
@@ -96,6 +99,12 @@ def _build(
     new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller
 ) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
     """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
+
+    def build(target: StorePath) -> tuple[RowsDigest, RowsDigest]:
+        return call(_written, new, spool.parts, target, group.conversion)
+
+    if call.is_here:
+        return {target: build(target) for target in group.targets}
     built: dict[StorePath, tuple[RowsDigest, RowsDigest]] = {}
     failed: list[StatekeeperError] = []
 
@@ -105,12 +114,7 @@ def _build(
         else:
             built[target] = outcome
 
-    in_pool(
-        lambda target: call(_written, new, spool.parts, target, group.conversion),
-        group.targets,
-        ended,
-        workers=call.workers,
-    )
+    in_pool(build, group.targets, ended, workers=call.workers, interrupt=call.end)
     if failed:
         raise failed[0]
     return built
@@ -168,6 +172,7 @@ def _publish(
     machine: Machine,
     publish: Callable[[StorePath], Made],
     ended: Callable[[StorePath, Made], None],
+    call: Caller,
 ) -> None:
     failed: list[StatekeeperError] = []
 
@@ -177,6 +182,6 @@ def _publish(
         else:
             ended(target, outcome)
 
-    in_pool(publish, group.targets, done, workers=machine.workers)
+    in_pool(publish, group.targets, done, workers=machine.workers, interrupt=call.end)
     if failed:
         raise failed[0]

@@ -94,7 +94,8 @@ def read(
         else:
             found.append(outcome)
 
-    in_pool(work, group.sources, ended, workers=max(1, min(machine.workers, len(group.sources))))
+    workers = max(1, min(machine.workers, len(group.sources)))
+    in_pool(work, group.sources, ended, workers=workers, interrupt=call.end)
     if failed:
         raise failed[0]
     return found

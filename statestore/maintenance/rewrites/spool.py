@@ -90,9 +90,10 @@ class OpenPart:
         pa.default_memory_pool().release_unused()
         pa.default_memory_pool().release_unused()
 
-    def rows_of(self, target: int) -> Iterator[Pairs]:
-        """Iterate over the rows of a target, in the order of their keys, in batches."""
-        for keys, values in self._database.scan(_prefix(target)):
+    def rows_of(self, target: int, parts: int) -> Iterator[Pairs]:
+        """Iterate over the rows of a target, in the order of their keys, in batches. `parts`: number of those that are read
+        at the same time."""
+        for keys, values in self._database.scan(_prefix(target), self._piece_bytes // parts):
             yield [key[_TARGET_BYTES:] for key in keys], values
 
     def writing(self) -> AbstractContextManager[OpenPart]:
@@ -164,7 +165,7 @@ class SharedSpool:
 def rows_of(parts: Sequence[Part], target: int) -> Iterator[Pairs]:
     """Iterate over the rows of a target, in the order of their keys, in batches. Raises `LocalStateError`."""
     with ExitStack() as stack:
-        of_parts = [_Waiting(stack.enter_context(part.reading()).rows_of(target)) for part in parts]
+        of_parts = [_Waiting(stack.enter_context(part.reading()).rows_of(target, len(parts))) for part in parts]
         while of_parts := [one for one in of_parts if one.has_rows()]:
             # All rows up to the last key of the batch that ends first are here.
             end = min(one.last_key for one in of_parts)

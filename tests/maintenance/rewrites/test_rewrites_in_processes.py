@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_rewrite_whose_process_is_killed_is_completed_by_the_next_run(
     written: Callable[..., object] = build._written
     with monkeypatch.context() as patched:
         patched.setattr(build, "_written", _killed)
-        with pytest.raises(LocalStateError, match=r"was killed.*--memory"):
+        with pytest.raises(LocalStateError, match=r"was killed.*--workers"):
             rescale(storage, 5, tmp_path, processes=2)
     assert build._written is written
     assert switch_journal.open_journal(storage) is not None
@@ -99,3 +100,32 @@ def test_the_death_of_the_first_process_ends_the_others() -> None:
         first.kill()
         # The others have the pipe open, too. It ends when the last of them has ended.
         assert first.communicate(timeout=120)[0] == ""
+
+
+_WORK_THAT_SLEEPS = """
+from functools import partial
+from time import sleep
+from statestore.maintenance.pool import in_pool
+from statestore.maintenance.processes import callers
+with callers(2) as call:
+    call(sleep, 0)
+    print("ready", flush=True)
+    in_pool(partial(call, sleep), [600] * 4, lambda *_: None, workers=2, interrupt=call.end)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_ctrl_c_ends_all_processes_at_once(times: int) -> None:
+    command = [sys.executable, "-c", _WORK_THAT_SLEEPS]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "ready\n"
+        for _ in range(times):
+            with suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGINT)
+        # The pipe ends when the last process has ended.
+        shown = first.communicate(timeout=120)[0]
+    assert "KeyboardInterrupt" in shown
+    assert first.returncode != 0

@@ -36,7 +36,7 @@ def test_rows_leave_the_spool_by_target_in_the_order_of_their_keys(tmp_path: Pat
     with OpenPart.create(tmp_path / "spool", 1_000) as spool:
         _add(spool, rows, 100)
         for target in range(4):
-            found = [pair for keys, values in spool.rows_of(target) for pair in zip(keys, values, strict=True)]
+            found = [pair for keys, values in spool.rows_of(target, 1) for pair in zip(keys, values, strict=True)]
             assert found == sorted((key, value) for (place, key), value in rows.items() if place == target)
 
 
@@ -48,7 +48,7 @@ def test_a_spool_of_many_pieces_has_few_tables(tmp_path: Path) -> None:
             pieces += 1
             tables = len(list((tmp_path / "spool").glob("*.sst")))
         assert tables < pieces // 2
-        assert sum(len(keys) for target in range(3) for keys, _ in spool.rows_of(target)) >= 9 * pieces
+        assert sum(len(keys) for target in range(3) for keys, _ in spool.rows_of(target, 1)) >= 9 * pieces
 
 
 def test_rows_of_several_parts_leave_the_spool_in_the_order_of_their_keys(tmp_path: Path) -> None:
