@@ -25,7 +25,7 @@ class SwitchPhase(Enum):
     APPENDED = "batch without rows appended"
     MOVED = "snapshots of the old structure are in quarantine"
     ENDED = "audit clean, journal closed"
-    TAKEN_BACK = "rolled back: the checkpoint is unchanged"
+    TAKEN_BACK = "rolled back: the checkpoint is as it was before"
 
 
 @dataclass(frozen=True, kw_only=True)
