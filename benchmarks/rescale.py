@@ -22,6 +22,10 @@ SIZES = (1_000_000,)
 LARGE = 10_000_000
 FROM, TO = 8, 12
 _LEAST_SPEEDUP = 5.0
+STORES, FEWER_STORES = 200, 150
+_KEYS_OF_MANY = 1_000_000
+_GROUPS_OF_MANY = 1024
+_LEAST_OF_A_SWITCHOVER = 0.5
 
 
 def run(options: argparse.Namespace) -> list[Table]:
@@ -30,9 +34,10 @@ def run(options: argparse.Namespace) -> list[Table]:
     session.sparkContext.setLogLevel("ERROR")
     try:
         sizes = (*SIZES, LARGE) if options.large else SIZES
-        return [_table(session, keys, 1 if keys == LARGE else options.rounds) for keys in sizes]
+        tables = [_table(session, keys, 1 if keys == LARGE else options.rounds) for keys in sizes]
     finally:
         session.stop()
+    return [*tables, _of_many_stores(options.rounds)]
 
 
 def _table(session: SparkSession, keys: int, rounds: int) -> Table:
@@ -67,6 +72,36 @@ def _table(session: SparkSession, keys: int, rounds: int) -> Table:
             "Spark: a warm JVM, local[2], with a heap of 4 GiB. Its tool compares no rows.",
             "Statekeeper: all steps of the verb except the five seconds in which a checkpoint must be idle: both audits, "
             "the read-back of each snapshot, and the comparison of all rows. A new process, without its imports.",
+        ],
+    )
+
+
+def _of_many_stores(rounds: int) -> Table:
+    taken: dict[str, list[Peak]] = {"switchover to V1": [], f"rescale to {FEWER_STORES} partitions": []}
+    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+        folder = Path(name)
+        job_root(folder / "root", _KEYS_OF_MANY, STORES, _GROUPS_OF_MANY)
+        for _ in range(rounds):
+            for which, (verb, *options) in zip(taken, (("switch",), ("rescale", str(FEWER_STORES))), strict=True):
+                copied = str(_copy(folder / "root"))
+                taken[which].append(peak_of(rewrite_process.__name__, verb, copied, str(folder / "scratch"), *options))
+    switched, rescaled = ([[peak.seconds] for peak in peaks] for peaks in taken.values())
+    speed = ratio(switched, rescaled)
+    return Table(
+        title=f"{STORES} stores of a state root with {_KEYS_OF_MANY:,} keys in total, local disk",
+        columns=["", "seconds", "keys per second", "peak MiB"],
+        rows=[
+            [
+                which,
+                *_times(_KEYS_OF_MANY, [peak.seconds for peak in peaks]),
+                f"{max(peak.peak_mib for peak in peaks):.0f}",
+            ]
+            for which, peaks in taken.items()
+        ],
+        targets=[verdict("speed of the rescale to the switchover", speed, at_least=_LEAST_OF_A_SWITCHOVER)],
+        notes=[
+            f"{rounds} rounds. Both build all snapshots, read them back and compare all rows. Steps as above.",
+            "The peak is that of the first process.",
         ],
     )
 

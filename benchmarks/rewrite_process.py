@@ -8,7 +8,7 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format.provider import Provider
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
-from statestore.maintenance import rewrites, runs
+from statestore.maintenance import rewrites, runs, switchover
 from statestore.maintenance.rewrites import Convert, Goal, Rescale
 from statestore.maintenance.switchover import Machine
 from statestore.storage import open_storage
@@ -22,6 +22,15 @@ def rescale(checkpoint: str, scratch: str, partitions: str) -> None:
 def convert(checkpoint: str, scratch: str) -> None:
     """Convert a checkpoint of Spark's default provider to RocksDB."""
     _rewrite(checkpoint, scratch, Convert(Provider.ROCKSDB, Structure.V1))
+
+
+def switch(checkpoint: str, scratch: str) -> None:
+    """Switch a state root from structure V2 to V1: all snapshots are built. Steps as of the other functions."""
+    storage, folder = open_storage(checkpoint), Path(scratch)
+    planned = switchover.plan(switchover.gather(storage, scratch=folder), Structure.V1)
+    assert not planned.refusals, planned.refusals
+    machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds())
+    runs.switch(storage, planned, lambda _: None, run=RandomIds().fresh(), holder="a benchmark", machine=machine)
 
 
 def _rewrite(checkpoint: str, scratch: str, goal: Goal) -> None:

@@ -32,11 +32,11 @@ _SCHEMA = StoreSchema("default", spark_schema_json(key_schema(_KEY)), spark_sche
 Changes = tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]
 
 
-def state_keys(numbers: np.ndarray) -> pa.LargeBinaryArray:
+def state_keys(numbers: np.ndarray, groups: int = GROUPS) -> pa.LargeBinaryArray:
     """Return state keys in the order in which a task gets them after Spark's sort."""
-    groups = _groups(numbers)
-    order = np.argsort(groups, kind="stable")
-    return encode_keys(groups[order], pa.table({"key": numbers[order]}))
+    of_keys = _groups(numbers, groups)
+    order = np.argsort(of_keys, kind="stable")
+    return encode_keys(of_keys[order], pa.table({"key": numbers[order]}))
 
 
 def state_values(random: np.random.Generator, count: int) -> pa.LargeBinaryArray:
@@ -44,11 +44,11 @@ def state_values(random: np.random.Generator, count: int) -> pa.LargeBinaryArray
     return encode_values(pa.table({"count": random.integers(0, 1_000_000, count), "mean": random.random(count)}))
 
 
-def changes(random: np.random.Generator, numbers: np.ndarray) -> Iterable[Changes]:
+def changes(random: np.random.Generator, numbers: np.ndarray, groups: int = GROUPS) -> Iterable[Changes]:
     """Yield new states for these keys, in pieces."""
     for first in range(0, len(numbers), _PIECE_KEYS):
         some = numbers[first : first + _PIECE_KEYS]
-        yield state_keys(some), state_values(random, len(some))
+        yield state_keys(some, groups), state_values(random, len(some))
 
 
 class StateRoot:
@@ -92,11 +92,11 @@ class StateRoot:
         self.lineages = [lineage[-1:] for lineage in self.lineages]
 
 
-def job_root(folder: Path, rows: int, stores: int) -> StateRoot:
+def job_root(folder: Path, rows: int, stores: int, groups: int = GROUPS) -> StateRoot:
     """Make a root of a Python job after batch 0, whose stores have one changelog each. Its keys are `range(rows)`."""
     root = StateRoot(folder, stores)
     bound = binding.Binding(
-        root_id="a query", query_id="a query", partitions=stores, key_groups=GROUPS, stores=(_SCHEMA,)
+        root_id="a query", query_id="a query", partitions=stores, key_groups=groups, stores=(_SCHEMA,)
     )
     root.storage.replace(names.BINDING, binding.encode_binding(bound))
     root.storage.create(names.state_schema(0), operators.encode_schema(_SCHEMA.key_json, _SCHEMA.value_json))
@@ -104,10 +104,10 @@ def job_root(folder: Path, rows: int, stores: int) -> StateRoot:
     log = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))
     root.storage.create(names.offsets(0), logs.encode_offsets(log))
     random, numbers = np.random.default_rng(7), np.arange(rows)
-    places = KeyGroups(GROUPS).partitions_of(_groups(numbers).astype(np.int64), stores)
-    root.commit([changes(random, numbers[places == store]) for store in range(stores)])
+    places = KeyGroups(groups).partitions_of(_groups(numbers, groups).astype(np.int64), stores)
+    root.commit([changes(random, numbers[places == store], groups) for store in range(stores)])
     return root
 
 
-def _groups(numbers: np.ndarray) -> np.ndarray:
-    return partitions_of(row_hashes(pa.table({"key": numbers}, schema=_KEY)), GROUPS)
+def _groups(numbers: np.ndarray, groups: int) -> np.ndarray:
+    return partitions_of(row_hashes(pa.table({"key": numbers}, schema=_KEY)), groups)

@@ -57,21 +57,18 @@ def rebuild(
         callers(_processes(group, machine)) as call,
     ):
         folder = Path(name)
-        new = _new(planned, folder)
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
         with _spool(folder / "spool", piece_bytes, call) as spool:
             if planned.load is None:
                 sources = read(storage, planned, group, machine, folder, spool, call)
             else:
                 sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
-            families = _families(group, sources) if isinstance(new, NewDatabases) else None
-            built = _build(new, spool, group, call)
+            new = _new(planned, group, sources, folder)
+            built = _build(new, spool, group, call, machine.workers if call.is_here else call.workers)
         _require_all_rows(group, sources, [compared for _, compared in built.values()])
         snapshots: RocksDbSnapshots | HdfsSnapshots
         if isinstance(new, NewDatabases):
-            snapshots = RocksDbSnapshots(
-                storage=storage, begun=begun, conf=planned.conf, new=new, families=families, call=call
-            )
+            snapshots = RocksDbSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new, call=call)
         else:
             snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new)
         digests = {target: str(digest) for target, (digest, _) in built.items()}
@@ -85,9 +82,9 @@ def _processes(group: StoreGroup, machine: Machine) -> int:
     return min(machine.workers, stores, max(1, machine.memory_bytes // _MEMORY_OF_A_PROCESS)) if is_large else 1
 
 
-def _new(planned: RewritePlan, folder: Path) -> NewDatabases | NewFiles:
+def _new(planned: RewritePlan, group: StoreGroup, sources: Sequence[Source], folder: Path) -> NewDatabases | NewFiles:
     if planned.provider is Provider.ROCKSDB:
-        return NewDatabases(folder)
+        return NewDatabases(folder, _families(group, sources))
     return NewFiles(folder=folder, codec=planned.codec, row_checksums=planned.conf.row_checksums)
 
 
@@ -96,15 +93,9 @@ def _spool(path: Path, piece_bytes: int, call: Caller) -> AbstractContextManager
 
 
 def _build(
-    new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller
+    new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller, workers: int
 ) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
     """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
-
-    def build(target: StorePath) -> tuple[RowsDigest, RowsDigest]:
-        return call(_written, new, spool.parts, target, group.conversion)
-
-    if call.is_here:
-        return {target: build(target) for target in group.targets}
     built: dict[StorePath, tuple[RowsDigest, RowsDigest]] = {}
     failed: list[StatekeeperError] = []
 
@@ -114,7 +105,13 @@ def _build(
         else:
             built[target] = outcome
 
-    in_pool(build, group.targets, ended, workers=call.workers, interrupt=call.end)
+    in_pool(
+        lambda target: call(_written, new, spool.parts, target, group.conversion),
+        group.targets,
+        ended,
+        workers=workers,
+        interrupt=call.end,
+    )
     if failed:
         raise failed[0]
     return built

@@ -26,41 +26,44 @@ TABLE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class NewDatabases:
-    """The databases of the new partitions, below `folder`."""
+    """The databases of the new partitions, below `folder`.
+
+    `families`: the metadata that names the column families; None for stores without families.
+    """
 
     folder: Path
+    families: SnapshotMetadata | None
 
     def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows, whose keys ascend, into a new database."""
+        """Write the rows, whose keys ascend, into a new database, and capture its files."""
         with Database.create(self.path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
             database.apply(_tables(rows), None)
+            if self.families is None:
+                database.capture(self.captured(target))
 
     def path(self, target: StorePath) -> Path:
         """The folder of a database."""
         return self.folder / f"target-{target.partition}"
 
+    def captured(self, target: StorePath) -> Path:
+        """The folder with links to the files of a snapshot. With column families, `RocksDbSnapshots` makes it."""
+        return self.folder / f"captured-{target.partition}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RocksDbSnapshots:
-    """Publishes the databases of the new partitions.
-
-    `families`: the metadata that names the column families; None for stores without families. `call`: runs what needs
-    local files only.
-    """
+    """Publishes the databases of the new partitions. `call`: runs what needs local files only."""
 
     storage: Storage
     begun: Begun
     conf: StateConf
     new: NewDatabases
-    families: SnapshotMetadata | None
     call: Caller
 
     def publish(self, target: StorePath, digest: str) -> Made:
         """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
-        version, captured = self.begun.stores[target], self.new.folder / f"captured-{target.partition}"
-        with self._closed(self.new.path(target)).open() as database:
-            metadata = self._metadata(database, int(digest.partition(":")[0]))
-            database.capture(captured)
+        version, captured = self.begun.stores[target], self.new.captured(target)
+        metadata = self._metadata(target, int(digest.partition(":")[0]))
         files = catalog.files(self.storage, target.folder).of(target)
         tables = tables_of(self.begun, files)
         # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
@@ -82,7 +85,7 @@ class RocksDbSnapshots:
 
     def _closed(self, path: Path) -> ClosedDatabase:
         """A database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
-        delimiter = None if self.families is None else self.conf.merge_delimiter
+        delimiter = None if self.new.families is None else self.conf.merge_delimiter
         return ClosedDatabase(path=path, limits=EngineLimits(block_bytes=BLOCK_BYTES), merge_delimiter=delimiter)
 
     def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
@@ -101,18 +104,21 @@ class RocksDbSnapshots:
         self.storage.create(target.snapshot(self.begun.stores[target]), body)
         return tuple(table.dfs_name for table in tables)
 
-    def _metadata(self, database: Database, rows: int) -> SnapshotMetadata:
-        header = self.begun.header
-        if self.families is None:
+    def _metadata(self, target: StorePath, rows: int) -> SnapshotMetadata:
+        header, families = self.begun.header, self.new.families
+        if families is None:
             return SnapshotMetadata(header=header, tables=(), key_count=rows, column_families={})
-        names = {number: name for name, number in self.families.column_families.items()}
+        names = {number: name for name, number in families.column_families.items()}
         own = internal = 0
-        for beginning, count in database.count_by_beginning(FAMILY_BYTES).items():
-            if self.families.internal_families.get(names[family_id(beginning)], False):
+        with self._closed(self.new.path(target)).open() as database:
+            database.capture(self.new.captured(target))
+            counts = database.count_by_beginning(FAMILY_BYTES)
+        for beginning, count in counts.items():
+            if families.internal_families.get(names[family_id(beginning)], False):
                 internal += count
             else:
                 own += count
-        return replace(self.families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+        return replace(families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
 
 
 def _tables(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[Iterator[tuple[bytes, bytes]]]:
