@@ -65,6 +65,7 @@ class OpenPart:
     def __init__(self, database: Database, piece_bytes: int) -> None:
         self._database = database
         self._piece_bytes = piece_bytes
+        self._piece = _Piece()
         self._writing = Lock()
 
     @classmethod
@@ -74,25 +75,26 @@ class OpenPart:
 
     def add(self, rows: Iterable[Piece]) -> None:
         """Add the rows of one source. Several threads may add, each another source. Raises `LocalStateError`."""
-        piece = _Piece()
         for targets, keys, values in rows:
-            piece.add(targets, keys, values)
-            if piece.size_bytes >= self._piece_bytes:
-                self._write(piece)
-                piece = _Piece()
-        if piece.size_bytes:
-            self._write(piece)
+            batch = _batch(targets, keys, values)
+            with self._writing:
+                self._piece.add(batch)
+                if self._piece.size_bytes >= self._piece_bytes:
+                    self._write()
 
-    def _write(self, piece: _Piece) -> None:
-        # An ingestion writes its tables under fixed names below the database.
-        with self._writing:
-            self._database.apply([piece.sorted_rows()], None)
-        pa.default_memory_pool().release_unused()
-        pa.default_memory_pool().release_unused()
+    def _write(self) -> None:
+        # Small sources share a piece: each ingestion waits for the disk. It writes its tables under fixed names.
+        if self._piece.size_bytes:
+            self._database.apply([self._piece.sorted_rows()], None)
+            self._piece = _Piece()
+            pa.default_memory_pool().release_unused()
+            pa.default_memory_pool().release_unused()
 
     def rows_of(self, target: int, parts: int) -> Iterator[Pairs]:
         """Iterate over the rows of a target, in the order of their keys, in batches. `parts`: number of those that are read
         at the same time."""
+        with self._writing:
+            self._write()
         for keys, values in self._database.scan(_prefix(target), self._piece_bytes // parts):
             yield [key[_TARGET_BYTES:] for key in keys], values
 
@@ -113,7 +115,11 @@ class OpenPart:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._database.__exit__(kind, error, trace)
+        if error is not None:
+            self._database.__exit__(kind, error, trace)
+            return
+        with self._database:
+            self._write()
 
 
 @dataclass(frozen=True)
@@ -207,15 +213,13 @@ def _merged(batches: Iterable[Pairs]) -> Pairs:
 
 
 class _Piece:
-    """Rows of one source that are not written yet. They are Arrow arrays, which need less memory than Python objects."""
+    """Rows that are not written yet. They are Arrow arrays, which need less memory than Python objects."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._batches: list[pa.RecordBatch] = []
 
-    def add(self, targets: Partitions, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        columns = [pa.array(targets), pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())]
-        batch = pa.RecordBatch.from_arrays(columns, names=["target", "key", "value"])
+    def add(self, batch: pa.RecordBatch) -> None:
         self.size_bytes += batch.nbytes
         self._batches.append(batch)
 
@@ -229,6 +233,11 @@ class _Piece:
             some = rows.take(order.slice(begin, _ROWS))
             for target, key, value in zip(*(column.to_pylist() for column in some.columns), strict=True):
                 yield _prefix(target) + key, value
+
+
+def _batch(targets: Partitions, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+    columns = [pa.array(targets), pa.array(keys, pa.large_binary()), pa.array(values, pa.large_binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["target", "key", "value"])
 
 
 def _prefix(target: int) -> bytes:
