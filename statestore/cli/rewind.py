@@ -34,6 +34,7 @@ from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import passes, records
 from statestore.maintenance.passes import PreparedRewind
 from statestore.maintenance.rewind import RewindAction, SourceLocations, SourceNeed, batch_at, client_properties
+from statestore.redaction import printable
 from statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -229,7 +230,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     if not planned.actions:
         console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
         for line in _sink_notes(prepared):
-            console.print(tables.plain(line), soft_wrap=True)
+            console.print(tables.plain(printable(line)), soft_wrap=True)
         return
     files, sizes = Counter[str](), Counter[str]()
     for action in planned.actions:
@@ -245,7 +246,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     if prepared.refusals:
         return
     for line in _notes(prepared, is_done=bool(done)):
-        console.print(tables.plain(line), soft_wrap=True)
+        console.print(tables.plain(printable(line)), soft_wrap=True)
     if done:
         console.print(f"rewound to batch {planned.batch:,}: {len(done):,} files are in quarantine")
     else:

@@ -34,6 +34,12 @@ def versions_in(listed: Sequence[Entry]) -> list[int]:
     return sorted(int(match["version"]) for entry in listed if (match := _VERSION.fullmatch(entry.path)))
 
 
+def newest_version(listed: Sequence[Entry]) -> int:
+    """Return the newest version that a listing of the log shows; -1 if it shows none."""
+    matches = (_VERSION.fullmatch(entry.path) or _CHECKPOINT.fullmatch(entry.path) for entry in listed)
+    return max((int(match["version"]) for match in matches if match), default=-1)
+
+
 def actions(table: Storage, version: int, kinds: Collection[str], *, hint: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the actions of these kinds in a commit, and their kinds. Other lines are not parsed.
 
@@ -63,7 +69,12 @@ def table_id(table: Storage, listed: Sequence[Entry], *, hint: str) -> str | Non
 def _parsed(table: Storage, path: str, kinds: Collection[str], hint: str) -> Iterator[tuple[str, dict[str, Any]]]:
     wanted = re.compile(rb'\s*\{\s*"(?:%s)"' % "|".join(sorted(kinds)).encode())
     try:
-        for line in table.read(path).splitlines():
+        lines = table.read(path).splitlines()
+        if not lines:
+            raise ValueError("it is empty")
+        # A file that was cut has a part of an action at its end.
+        parsed_json(lines[-1])
+        for line in lines:
             if wanted.match(line) is None:
                 continue
             action = parsed_json(line)

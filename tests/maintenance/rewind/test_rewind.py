@@ -163,7 +163,10 @@ def test_the_later_entries_of_a_file_source_are_quarantined(root: Storage, tmp_p
     assert len(root.list(names.SOURCES)) == 9
     root.replace(f"{names.SOURCES}/0/7", b'v1\n{"path":"s3://[x","batchId":7}\n{"path":1,"batchId":"x"}\n\xff')
     files = planned(root, 5, tmp_path).sources[0]
-    assert (files.missing, files.unchecked) == (("file:///gone.json",), "1 not checked")
+    assert (files.missing, files.unchecked) == (
+        ("file:///gone.json",),
+        "sources/0/7 cannot be read: not all files are known; 1 not checked",
+    )
 
 
 def test_the_plan_names_missing_data_and_says_what_it_did_not_check() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,8 @@ def test_deleted_versions_are_missing_and_the_id_comes_from_the_checkpoint(tmp_p
     assert found.missing == ("version 1 to 3",)
     assert found.unchecked is None
     table.commit(4).unlink()
-    assert need(needed, table.storage).unchecked is not None
+    # The checkpoint still shows the newest version.
+    assert need(needed, table.storage) == replace(found, missing=("version 1 to 4",))
 
 
 def test_what_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
@@ -148,6 +151,42 @@ def test_what_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
     assert "a catalog manages" in str(need(table.data(1), table.storage).unchecked)
 
 
+@pytest.mark.parametrize(
+    ("path", "note"),
+    [
+        ("file:/elsewhere/x.parquet", "1 file is outside of the table"),
+        ("dbfs:/mnt/x.parquet", "1 file is outside of the table"),
+        ("%2Fetc%2Fpasswd", "1 file is outside of the table"),
+        ("../../x.parquet", "1 file has an invalid path"),
+        ("x//y.parquet", "1 file has an invalid path"),
+        ("x" * 5_000, "1 file has an invalid path"),
+    ],
+)
+def test_paths_that_are_not_looked_up_are_not_missing(tmp_path: Path, path: str, note: str) -> None:
+    table = _Table(tmp_path / "table", 2)
+    with table.commit(1).open("a") as commit:
+        commit.write(f'\n{{"add":{{"path":"{path}","dataChange":true}}}}\n')
+    found = need(table.data(1), table.storage)
+    assert found.missing is None
+    assert note in str(found.unchecked)
+
+
+def test_deletion_vectors_are_not_looked_up_and_named(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    add = {"path": table.added(1).name, "dataChange": True, "deletionVector": {"storageType": "u"}}
+    table.commit(1).write_text(json.dumps({"add": add}))
+    found = need(table.data(1), table.storage)
+    assert found.missing is None
+    assert "1 deletion vector" in str(found.unchecked)
+
+
+def test_two_locations_with_one_table_id_are_rejected(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    shutil.copytree(table.folder, tmp_path / "copy")
+    with pytest.raises(RefusedAsUnsafe, match="one of the two is a copy"):
+        need(table.data(1), table.storage, open_storage(str(tmp_path / "copy")))
+
+
 def test_another_table_is_rejected(tmp_path: Path) -> None:
     table, other = _Table(tmp_path / "table", 2), _Table(tmp_path / "other", 2)
     assert need(table.data(1)).missing is None
@@ -157,15 +196,21 @@ def test_another_table_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['{"add":{"path":', '{"add":7}', '{"add":{"size":1}}', '{"metaData":{"id":7}}', '{"metaData":[[]]}', "\udcff"],
+    [
+        "",
+        '{"ad',
+        '{"add":{"path":',
+        '{"add":7}',
+        '{"add":{"size":1}}',
+        '{"metaData":{"id":7}}',
+        '{"metaData":[[]]}',
+        "\udcff",
+    ],
 )
 def test_a_damaged_commit_raises_a_typed_error(tmp_path: Path, line: str) -> None:
     table = _Table(tmp_path / "table", 2)
     needed = table.data(0)
     table.commit(1).write_bytes(line.encode(errors="surrogateescape"))
-    if line == "\udcff":
-        assert need(needed, table.storage).missing == ()
-        return
     with pytest.raises(CorruptFile, match="cannot be parsed"):
         need(needed, table.storage)
 
@@ -221,8 +266,51 @@ def test_the_offsets_of_delta_and_kafka_are_read(tmp_path: Path) -> None:
 )
 def test_other_offsets_are_shown_and_not_looked_up(tmp_path: Path, offset: str) -> None:
     data = _read(tmp_path, offset)
-    assert data == OtherData(f"the data after {offset}")
+    assert data == OtherData(f"the data after {offset[:200]}")
     assert need(data).unchecked == "Statekeeper cannot check this kind of source"
+
+
+def _of(*offsets: str) -> OffsetLog:
+    return OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=offsets)
+
+
+def test_partitions_and_topics_that_a_query_got_later_are_needed_from_their_beginning(tmp_path: Path) -> None:
+    target, newest = _of('{"t":{"0":5}}'), _of('{"t":{"0":9,"1":7},"u":{"0":3}}')
+    found = read(open_storage(str(tmp_path)), target, newest, ())
+    assert found == {"0": KafkaOffsets({"t": {1: 0, 0: 5}, "u": {0: 0}})}
+
+
+def test_a_file_source_that_a_query_got_later_is_needed_from_its_beginning(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    storage.create("sources/0/0", b'v1\n{"path":"file:///a.json","timestamp":1,"batchId":0}')
+    found = read(storage, _of("-"), _of('{"logOffset":0}'), ("sources/0/0",))
+    assert found == {"0": Files(("file:///a.json",))}
+
+
+def test_a_topic_without_partitions_is_shown_as_it_is(tmp_path: Path) -> None:
+    assert _read(tmp_path, '{"t":{}}') == OtherData('the data after {"t":{}}')
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "lost"])
+def test_a_damaged_entry_of_a_file_source_is_named_and_nothing_counts_as_complete(tmp_path: Path, damage: str) -> None:
+    storage = open_storage(str(tmp_path))
+    exists = tmp_path / "a.json"
+    exists.write_text("{}")
+    paths = []
+    for entry in range(4):
+        paths.append(f"sources/0/{entry}")
+        body = b'v1\n{"path":"%s","timestamp":1,"batchId":%d}' % (exists.as_uri().encode(), entry)
+        storage.create(paths[-1], body)
+    (whole,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), paths).values()
+    assert need(whole) == SourceNeed("0", "the file that later batches have read", ())
+    if damage == "lost":
+        del paths[2]
+    else:
+        storage.replace(paths[2], b"" if damage == "empty" else storage.read(paths[2])[:-9])
+    (damaged,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), paths).values()
+    found = need(damaged)
+    assert found.missing is None
+    assert "not all files are known" in str(found.unchecked)
 
 
 # -- Kafka without a broker --------------------------------------------------------------------------------------------
@@ -234,7 +322,13 @@ def test_topics_are_not_looked_up_without_properties() -> None:
     assert found.unchecked == "not checked. To check it, add --kafka-config FILE"
 
 
-@pytest.mark.parametrize("text", ["", "security.protocol=SSL\n", "[", "a line\n", "a=1\na=2\n", "[client]\n", b"\xff="])
+AMBIGUOUS = ["bootstrap.servers=a:1\n  password=x\n", "bootstrap.servers=a:1\n[other]\nsecurity.protocol=SSL\n"]
+"""The value would have two lines, and the section would be ignored."""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "security.protocol=SSL\n", "[", "a line\n", "a=1\na=2\n", "[client]\n", b"\xff=", *AMBIGUOUS]
+)
 def test_invalid_properties_are_rejected(tmp_path: Path, text: str | bytes) -> None:
     file = tmp_path / "client.properties"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())

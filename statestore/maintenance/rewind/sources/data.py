@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from statestore.counts import counted
-from statestore.format import file_source
+from statestore.format import file_source, names
 from statestore.format.logs import OffsetLog
 from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.storage import Storage, read_or_none
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_NOTHING = "-"
+"""The offset of a source of which a batch has read nothing."""
+_MOST_CHARACTERS = 200
+"""Of an offset of another source in a text."""
 _LISTED = 8
 """Partitions of Kafka topics in a text."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files that later batches have read, as URLs in Spark's form: percent-encoded."""
+    """The files that later batches have read, as URLs in Spark's form: percent-encoded. `unread`: why some may be
+    unknown."""
 
     urls: tuple[str, ...]
+    unread: str | None = None
 
     def __str__(self) -> str:
         return f"the {'file' if len(self.urls) == 1 else counted(len(self.urls), 'file')} that later batches have read"
@@ -87,27 +93,38 @@ def read(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collect
     One request for each later entry of a file source. Raises `StorageError`.
     """
     found: dict[str, SourceData] = {}
-    for source, offset in offsets.by_source.items():
-        entry = file_source.position(offset)
+    is_one_version = (offsets.source_metadata is None) == (newest.source_metadata is None)
+    latest = newest.by_source if is_one_version else {}
+    for source in {**offsets.by_source, **latest}:
+        offset, later = offsets.by_source.get(source, _NOTHING), latest.get(source, _NOTHING)
+        entry, last = file_source.position(offset), file_source.position(later)
+        if entry is None and last is not None and offset == _NOTHING:
+            entry = -1
         if entry is None:
-            found[source] = _parsed(offset)
+            found[source] = _parsed(offset, later)
         elif (folder := file_source.folder_of(source, offsets, newest, files)) is None:
             found[source] = OtherData(
                 "the files that later batches have read; the folder in sources/ that lists them is unknown"
             )
         else:
-            found[source] = Files(tuple(dict.fromkeys(_read_after(storage, folder, entry, files))))
+            found[source] = _read_after(storage, folder, entry, last, files)
     return found
 
 
-def _parsed(offset: str) -> SourceData:
-    if offset == "-":
+def _parsed(offset: str, later: str) -> SourceData:
+    if offset == _NOTHING:
         return OtherData("all of its data")
     try:
         body = parsed_json(offset.encode())
-        return _of_delta(body) if "reservoirVersion" in body else _of_kafka(body)
+        if "reservoirVersion" in body:
+            return _of_delta(body)
+        by_topic = _offsets(body)
+        # The query reads a partition that it gets later from its beginning.
+        for topic, partitions in (_offsets(parsed_json(later.encode())) if later != _NOTHING else {}).items():
+            by_topic[topic] = {**dict.fromkeys(partitions, 0), **by_topic.get(topic, {})}
+        return KafkaOffsets(by_topic)
     except BAD_VALUES:
-        return OtherData(f"the data after {offset}")
+        return OtherData(f"the data after {offset[:_MOST_CHARACTERS]}")
 
 
 def _of_delta(body: Mapping[str, Any]) -> DeltaVersions:
@@ -119,15 +136,16 @@ def _of_delta(body: Mapping[str, Any]) -> DeltaVersions:
     )
 
 
-def _of_kafka(body: Mapping[str, Any]) -> KafkaOffsets:
+def _offsets(body: Mapping[str, Any]) -> dict[str, dict[int, int]]:
+    """Read the offsets of Kafka, by topic and partition. Raises for others."""
     by_topic = {
         topic: {_number(number, 31): _number(offset, 63) for number, offset in partitions.items()}
         for topic, partitions in body.items()
         if _TOPIC.fullmatch(topic)
     }
-    if not by_topic or len(by_topic) < len(body):
+    if len(by_topic) < len(body) or not any(by_topic.values()):
         raise ValueError("no offsets of Kafka")
-    return KafkaOffsets(by_topic)
+    return by_topic
 
 
 def _number(value: object, bits: int) -> int:
@@ -137,18 +155,42 @@ def _number(value: object, bits: int) -> int:
     return number
 
 
-def _read_after(storage: Storage, folder: str, newest: int, files: Collection[str]) -> Iterator[str]:
-    """Yield the URLs of the files in the later entries of a file source."""
-    for path in sorted(files):
-        parsed = file_source.parse(path)
-        if parsed is None or parsed[0] != folder or parsed[1] <= newest:
-            continue
-        data = read_or_none(storage, path)
-        for line in (data or b"").decode(errors="replace").splitlines()[1:]:
-            try:
-                body = parsed_json(line)
-                # A merged entry also has the files of earlier ones.
-                if int(body["batchId"]) > newest:
-                    yield str(body["path"])
-            except BAD_VALUES:
-                continue  # Spark rejects the entry; the rewind moves it away
+def _read_after(storage: Storage, folder: str, newest: int, last: int | None, files: Collection[str]) -> Files:
+    """Read the later entries of a file source. `newest`: that of the target. `last`: the newest one that the query has
+    read."""
+    urls: list[str] = []
+    entries = {path: parsed[1] for path in files if (parsed := file_source.parse(path)) and parsed[0] == folder}
+    later = sorted(path for path, entry in entries.items() if entry > newest)
+    damaged = [path for path in later if not _read_entry(read_or_none(storage, path), newest, urls)]
+    unread = None
+    if damaged:
+        unread = f"{damaged[0]} cannot be read: not all files are known"
+    elif not _is_complete(folder, newest, max(entries.values(), default=newest) if last is None else last, files):
+        unread = f"later entries in {names.SOURCES}/{folder} are lost: not all files are known"
+    return Files(tuple(dict.fromkeys(urls)), unread)
+
+
+def _read_entry(data: bytes | None, newest: int, urls: list[str]) -> bool:
+    """Add the URLs of an entry to `urls`. Return whether all of it was read."""
+    version, *lines = (data or b"").decode(errors="replace").splitlines() or [""]
+    is_whole = version.startswith("v")
+    for line in lines:
+        try:
+            body = parsed_json(line)
+            # A merged entry also has the files of earlier ones.
+            if int(body["batchId"]) > newest:
+                urls.append(str(body["path"]))
+        except BAD_VALUES:
+            is_whole = False
+    return is_whole
+
+
+def _is_complete(folder: str, newest: int, last: int, files: Collection[str]) -> bool:
+    """Return whether the entries after `newest` exist up to `last`, on their own or merged into a later one."""
+    for entry in range(last, newest, -1):
+        path = f"{names.SOURCES}/{folder}/{entry}"
+        if f"{path}.compact" in files:
+            return True
+        if path not in files:
+            return False
+    return True

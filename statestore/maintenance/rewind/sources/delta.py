@@ -3,15 +3,18 @@ deletes the files that a newer version no longer has."""
 
 from __future__ import annotations
 
-from urllib.parse import unquote
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
 
 from statestore.counts import counted
-from statestore.errors import CorruptFile
+from statestore.errors import CorruptFile, UnsafePath
 from statestore.format.untrusted import BAD_VALUES
 from statestore.maintenance.rewind import delta_log
 from statestore.maintenance.rewind.sources.data import DeltaVersions
 from statestore.storage import Storage, at_once
 
+_LONGEST_PATH = 1024
+"""As in S3. Some file systems allow less."""
 _HINT = "run this command without this --source"
 _MANAGED = (f"{delta_log.LOG}/_commits/", f"{delta_log.LOG}/_staged_commits/")
 """Commits that a catalog has accepted and that are not in the log yet."""
@@ -24,10 +27,10 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
     """
     listed = table.list(delta_log.LOG)
     versions = delta_log.versions_in(listed)
-    newest = max(versions, default=-1)
+    newest = delta_log.newest_version(listed)
     first = data.version + 1 if data.is_snapshot else data.version
     later = [version for version in versions if version >= first]
-    lost = [f"version {version}" for version in _gaps(first, later)]
+    lost = [f"version {version}" for version in _gaps(first, [*later, max(newest + 1, first)])]
     unchecked = []
     if newest < first - 1:
         unchecked.append(
@@ -37,25 +40,49 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
         unchecked.append("a catalog manages the newest commits of the table")
     if data.is_snapshot:
         unchecked.append(f"the query still reads the whole table as of version {data.version}")
-    files: list[str] = []
+    files: list[_Added] = []
     for version in later:
         added = _added(table, version)
         if version == data.version:
             added = added[max(data.index + 1, 0) :]
         files += added
-    absolute = [path for path in files if "://" in path or path.startswith("/")]
-    if absolute:
-        unchecked.append(
-            f"{counted(len(absolute), 'file')} {'is' if len(absolute) == 1 else 'are'} outside of the table"
-        )
+    if vectors := sum(file.has_vector for file in files):
+        unchecked.append(f"{counted(vectors, 'deletion vector')}")
+    paths = {file.path for file in files}
+    outside = {path for path in paths if _is_outside(path)}
+    if outside:
+        unchecked.append(f"{counted(len(outside), 'file')} {'is' if len(outside) == 1 else 'are'} outside of the table")
     gone: set[str] = set()
+    invalid: set[str] = set()
 
     def check(path: str) -> None:
-        if table.stat(path) is None:
-            gone.add(path)
+        try:
+            if len(path) > _LONGEST_PATH:
+                invalid.add(path)
+            elif table.stat(path) is None:
+                gone.add(path)
+        except UnsafePath:
+            invalid.add(path)
 
-    at_once(check, sorted({unquote(path) for path in files} - {unquote(path) for path in absolute}))
+    at_once(check, sorted(map(unquote, paths - outside)))
+    if invalid:
+        unchecked.append(f"{counted(len(invalid), 'file')} {'has' if len(invalid) == 1 else 'have'} an invalid path")
     return [*lost, *sorted(gone)], f"not all was checked: {'; '.join(unchecked)}" if unchecked else None
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A file that a version adds. `has_vector`: with a deletion vector in a file of its own."""
+
+    path: str
+    has_vector: bool
+
+
+def _is_outside(path: str) -> bool:
+    try:
+        return bool(urlsplit(path).scheme) or unquote(path).startswith("/")
+    except ValueError:
+        return True
 
 
 def _gaps(first: int, later: list[int]) -> list[str]:
@@ -68,13 +95,14 @@ def _gaps(first: int, later: list[int]) -> list[str]:
     return found
 
 
-def _added(table: Storage, version: int) -> list[str]:
+def _added(table: Storage, version: int) -> list[_Added]:
     """Return the files that a version adds, in Delta's order, without those of an OPTIMIZE: a stream does not read them."""
     found = []
     for _, body in delta_log.actions(table, version, {"add"}, hint=_HINT):
         try:
             if body.get("dataChange", True):
-                found.append(str(body["path"]))
+                vector = body.get("deletionVector")
+                found.append(_Added(str(body["path"]), vector is not None and vector["storageType"] != "i"))
         except BAD_VALUES as error:
             path = f"{table.url}/{delta_log.commit_path(version)}"
             raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=_HINT) from error

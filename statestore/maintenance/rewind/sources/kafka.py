@@ -30,6 +30,12 @@ def client_properties(file: Path) -> Mapping[str, str]:
             hint="write one key=value a line, such as bootstrap.servers=host:9092",
         ) from error
     found = dict(parser["client"])
+    if len(parser.sections()) > 1 or any("\n" in value for value in found.values()):
+        raise BadConfiguration(
+            "has a section in brackets, or an indented line",
+            path=str(file),
+            hint="write one key=value a line, from the first column on",
+        )
     if "bootstrap.servers" not in found:
         raise BadConfiguration("does not set bootstrap.servers", path=str(file), hint="add bootstrap.servers=host:9092")
     return found

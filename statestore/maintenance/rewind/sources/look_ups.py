@@ -106,6 +106,12 @@ def _sorted(folders: Sequence[Storage]) -> tuple[dict[str, Storage], list[Storag
             raise NotACheckpoint(
                 "has a Delta log without the id of the table", path=storage.url, hint=_WITHOUT_THE_OPTION
             )
+        if table in tables:
+            raise RefusedAsUnsafe(
+                f"has the table id of {tables[table].url}: one of the two is a copy; nothing was changed",
+                path=storage.url,
+                hint="give only the table that the query reads",
+            )
         tables[table] = storage
     return tables, others
 
@@ -130,6 +136,8 @@ def _of_files(data: Files, folders: Sequence[Storage]) -> tuple[list[str], str |
     at_once(check, data.urls)
     elsewhere = [url for url in data.urls if exists[url] is None]
     unchecked = f"{len(elsewhere):,} not checked" if elsewhere else None
+    if data.unread is not None:
+        unchecked = data.unread if unchecked is None else f"{data.unread}; {unchecked}"
     if parents := [match[0] for url in elsewhere if (match := _PARENT.match(url))]:
         unchecked = f"{unchecked}. To check files below {min(parents)}, add --source {min(parents)}"
     return [url for url in data.urls if exists[url] is False], unchecked, used
