@@ -71,7 +71,8 @@ def _table(session: SparkSession, keys: int, rounds: int) -> Table:
             "query, V2 for the root. The state is in one changelog per partition.",
             "Spark: a warm JVM, local[2], with a heap of 4 GiB. Its tool compares no rows.",
             "Statekeeper: all steps of the verb except the five seconds in which a checkpoint must be idle: both audits, "
-            "the read-back of each snapshot, and the comparison of all rows. A new process, without its imports.",
+            "the read-back of each snapshot, and the comparison of all rows. A new process, without its imports. Its peak "
+            "does not include the processes that it starts.",
         ],
     )
 
