@@ -291,7 +291,7 @@ def test_a_topic_without_partitions_is_shown_as_it_is(tmp_path: Path) -> None:
     assert _read(tmp_path, '{"t":{}}') == OtherData('the data after {"t":{}}')
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "lost"])
+@pytest.mark.parametrize("damage", ["cut", "cut after the first line", "path of another type", "empty", "lost"])
 def test_a_damaged_entry_of_a_file_source_is_named_and_nothing_counts_as_complete(tmp_path: Path, damage: str) -> None:
     storage = open_storage(str(tmp_path))
     exists = tmp_path / "a.json"
@@ -306,11 +306,33 @@ def test_a_damaged_entry_of_a_file_source_is_named_and_nothing_counts_as_complet
     if damage == "lost":
         del paths[2]
     else:
-        storage.replace(paths[2], b"" if damage == "empty" else storage.read(paths[2])[:-9])
+        entry = {
+            "cut": storage.read(paths[2])[:-9],
+            "cut after the first line": b"v1\n",
+            "path of another type": b'v1\n{"path":null,"timestamp":1,"batchId":2}',
+            "empty": b"",
+        }
+        storage.replace(paths[2], entry[damage])
     (damaged,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), paths).values()
     found = need(damaged)
     assert found.missing is None
     assert "not all files are known" in str(found.unchecked)
+
+
+def test_a_merged_entry_of_a_file_source_that_lacks_an_earlier_one_is_named(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    exists = tmp_path / "a.json"
+    exists.write_text("{}")
+    lines = [b'{"path":"%s","timestamp":1,"batchId":%d}' % (exists.as_uri().encode(), entry) for entry in range(4)]
+    path = "sources/0/3.compact"
+    storage.create(path, b"\n".join([b"v1", *lines]))
+    (whole,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), [path]).values()
+    assert need(whole).missing == ()
+    storage.replace(path, b"\n".join([b"v1", *lines[:2], lines[3]]))
+    (damaged,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), [path]).values()
+    found = need(damaged)
+    assert found.missing is None
+    assert "later entries in sources/0 are lost" in str(found.unchecked)
 
 
 # -- Kafka without a broker --------------------------------------------------------------------------------------------

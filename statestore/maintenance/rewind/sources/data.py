@@ -10,7 +10,7 @@ from typing import Any
 from statestore.counts import counted
 from statestore.format import file_source, names
 from statestore.format.logs import OffsetLog
-from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.format.untrusted import BAD_VALUES, parsed_json, text
 from statestore.storage import Storage, read_or_none
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -161,36 +161,39 @@ def _read_after(storage: Storage, folder: str, newest: int, last: int | None, fi
     urls: list[str] = []
     entries = {path: parsed[1] for path in files if (parsed := file_source.parse(path)) and parsed[0] == folder}
     later = sorted(path for path, entry in entries.items() if entry > newest)
-    damaged = [path for path in later if not _read_entry(read_or_none(storage, path), newest, urls)]
+    damaged, known = [], set[int]()
+    for path in later:
+        found, is_whole = _read_entry(read_or_none(storage, path), newest, urls)
+        known |= found
+        if not is_whole or entries[path] not in found:
+            damaged.append(path)
+    if last is None:
+        last = max(entries.values(), default=newest)
     unread = None
     if damaged:
         unread = f"{damaged[0]} cannot be read: not all files are known"
-    elif not _is_complete(folder, newest, max(entries.values(), default=newest) if last is None else last, files):
+    elif sum(entry <= last for entry in known) < last - newest:
         unread = f"later entries in {names.SOURCES}/{folder} are lost: not all files are known"
     return Files(tuple(dict.fromkeys(urls)), unread)
 
 
-def _read_entry(data: bytes | None, newest: int, urls: list[str]) -> bool:
-    """Add the URLs of an entry to `urls`. Return whether all of it was read."""
+def _read_entry(data: bytes | None, newest: int, urls: list[str]) -> tuple[set[int], bool]:
+    """Add the URLs of an entry to `urls`. Return the later entries whose files it lists, and whether all of it was read.
+
+    Spark writes an entry only if it has files. So an entry without them was cut after its first line.
+    """
     version, *lines = (data or b"").decode(errors="replace").splitlines() or [""]
+    found: set[int] = set()
     is_whole = version.startswith("v")
     for line in lines:
         try:
             body = parsed_json(line)
-            # A merged entry also has the files of earlier ones.
-            if int(body["batchId"]) > newest:
-                urls.append(str(body["path"]))
+            entry, url = int(body["batchId"]), text(body["path"])
         except BAD_VALUES:
             is_whole = False
-    return is_whole
-
-
-def _is_complete(folder: str, newest: int, last: int, files: Collection[str]) -> bool:
-    """Return whether the entries after `newest` exist up to `last`, on their own or merged into a later one."""
-    for entry in range(last, newest, -1):
-        path = f"{names.SOURCES}/{folder}/{entry}"
-        if f"{path}.compact" in files:
-            return True
-        if path not in files:
-            return False
-    return True
+            continue
+        # A merged entry also has the files of earlier ones.
+        if entry > newest:
+            found.add(entry)
+            urls.append(url)
+    return found, is_whole
