@@ -287,8 +287,27 @@ def test_a_file_source_that_a_query_got_later_is_needed_from_its_beginning(tmp_p
     assert found == {"0": Files(("file:///a.json",))}
 
 
-def test_a_topic_without_partitions_is_shown_as_it_is(tmp_path: Path) -> None:
-    assert _read(tmp_path, '{"t":{}}') == OtherData('the data after {"t":{}}')
+def test_topics_that_match_the_pattern_of_a_query_later_are_needed_from_their_beginning(tmp_path: Path) -> None:
+    found = read(open_storage(str(tmp_path)), _of("{}"), _of('{"t":{"0":3}}'), ())
+    assert found == {"0": KafkaOffsets({"t": {0: 0}})}
+
+
+def test_all_data_of_a_topic_without_partitions_is_needed_and_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _read(tmp_path, '{"t":{},"u":{"0":5}}')
+    assert str(data) == "topic u, partition 0: offset 5 and later, topic t: all of its data"
+    monkeypatch.setattr(kafka, "missing", lambda properties, data: [])
+    (found,) = look_up({"0": data}, SourceLocations(kafka={}))
+    assert (found.missing, found.unchecked) == (None, "not all was checked: the offsets name no partition of topic t")
+    assert str(_read(tmp_path, '{"t":{}}')) == "topic t: all of its data"
+
+
+def test_later_partitions_are_unknown_if_the_offset_logs_have_different_versions(tmp_path: Path) -> None:
+    newest = replace(_of('clicks:{"t":{"0":9,"1":7}}'), source_metadata={})
+    (found,) = read(open_storage(str(tmp_path)), _of('{"t":{"0":5}}'), newest, ()).values()
+    assert isinstance(found, KafkaOffsets)
+    assert "partitions that the query got later are unknown" in str(found.unread)
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut after the first line", "path of another type", "empty", "lost"])

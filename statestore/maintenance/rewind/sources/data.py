@@ -55,9 +55,11 @@ class DeltaVersions:
 
 @dataclass(frozen=True)
 class KafkaOffsets:
-    """The next offset of each partition of each topic."""
+    """The next offset of each partition of each topic; all data of a topic without partitions. `unread`: why some
+    partitions may be unknown."""
 
     by_topic: Mapping[str, Mapping[int, int]]
+    unread: str | None = None
 
     @property
     def partitions(self) -> list[tuple[str, int, int]]:
@@ -66,6 +68,7 @@ class KafkaOffsets:
 
     def __str__(self) -> str:
         named = [f"topic {topic}, partition {number}: offset {at:,} and later" for topic, number, at in self.partitions]
+        named += [f"topic {topic}: all of its data" for topic, offsets in self.by_topic.items() if not offsets]
         more = [f"{counted(len(named) - _LISTED, 'more partition')}"] if len(named) > _LISTED else []
         return ", ".join([*named[:_LISTED], *more])
 
@@ -101,7 +104,7 @@ def read(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collect
         if entry is None and last is not None and offset == _NOTHING:
             entry = -1
         if entry is None:
-            found[source] = _parsed(offset, later)
+            found[source] = _parsed(offset, later, is_one_version=is_one_version)
         elif (folder := file_source.folder_of(source, offsets, newest, files)) is None:
             found[source] = OtherData(
                 "the files that later batches have read; the folder in sources/ that lists them is unknown"
@@ -111,7 +114,7 @@ def read(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collect
     return found
 
 
-def _parsed(offset: str, later: str) -> SourceData:
+def _parsed(offset: str, later: str, *, is_one_version: bool) -> SourceData:
     if offset == _NOTHING:
         return OtherData("all of its data")
     try:
@@ -122,9 +125,18 @@ def _parsed(offset: str, later: str) -> SourceData:
         # The query reads a partition that it gets later from its beginning.
         for topic, partitions in (_offsets(parsed_json(later.encode())) if later != _NOTHING else {}).items():
             by_topic[topic] = {**dict.fromkeys(partitions, 0), **by_topic.get(topic, {})}
-        return KafkaOffsets(by_topic)
+        if not by_topic:
+            raise ValueError("no offsets of Kafka")
     except BAD_VALUES:
         return OtherData(f"the data after {offset[:_MOST_CHARACTERS]}")
+    unread = None
+    if not is_one_version:
+        unread = "partitions that the query got later are unknown, because the offset logs have different versions"
+    elif empty := [topic for topic, partitions in by_topic.items() if not partitions]:
+        unread = (
+            f"the offsets name no partition of {f'topic {empty[0]}' if len(empty) == 1 else f'{len(empty):,} topics'}"
+        )
+    return KafkaOffsets(by_topic, unread)
 
 
 def _of_delta(body: Mapping[str, Any]) -> DeltaVersions:
@@ -137,13 +149,13 @@ def _of_delta(body: Mapping[str, Any]) -> DeltaVersions:
 
 
 def _offsets(body: Mapping[str, Any]) -> dict[str, dict[int, int]]:
-    """Read the offsets of Kafka, by topic and partition. Raises for others."""
+    """Read the offsets of Kafka, by topic and partition: none if no topic had matched a pattern. Raises for others."""
     by_topic = {
         topic: {_number(number, 31): _number(offset, 63) for number, offset in partitions.items()}
         for topic, partitions in body.items()
         if _TOPIC.fullmatch(topic)
     }
-    if len(by_topic) < len(body) or not any(by_topic.values()):
+    if len(by_topic) < len(body):
         raise ValueError("no offsets of Kafka")
     return by_topic
 

@@ -80,7 +80,8 @@ def look_up(sources: Mapping[str, SourceData], where: SourceLocations) -> tuple[
         elif isinstance(data, KafkaOffsets):
             unchecked = "not checked. To check it, add --kafka-config FILE"
             if where.kafka is not None:
-                missing, unchecked = kafka.missing(where.kafka, data), None
+                missing = kafka.missing(where.kafka, data)
+                unchecked = None if data.unread is None else f"not all was checked: {data.unread}"
         known = tuple(missing) if missing or unchecked is None else None
         found.append(SourceNeed(source, str(data), known, unchecked))
     if unused:
