@@ -38,6 +38,8 @@ from statestore.redaction import printable
 from statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+_MOST_CHARACTERS = 300
+"""Of the path of a missing file, or of the name of a source, in a line of the plan."""
 
 
 @click.command(short_help="Roll a stopped query back to an earlier batch.")
@@ -255,13 +257,21 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
 
 def source_line(need: SourceNeed) -> str:
     """What a source must still have, and what it no longer has."""
-    parts = [f"source {need.source} must still have: {need.needs}"]
+    parts = [f"source {_short(need.source)} must still have: {need.needs}"]
     if need.missing:
         more = f" and {len(need.missing) - 1:,} more (--output json lists them)" if len(need.missing) > 1 else ""
-        parts.append(f"missing now: {need.missing[0]}{more}")
+        parts.append(f"missing now: {_short(need.missing[0])}{more}")
     elif need.missing is not None:
         parts.append("nothing is missing")
-    return "; ".join(parts if need.unchecked is None else [*parts, need.unchecked])
+    line = "; ".join(parts if need.unchecked is None else [*parts, need.unchecked])
+    # Paths and offsets come from the checkpoint: a line break in one would look like a line of the plan.
+    return printable(line).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _short(text: str) -> str:
+    """The text without its middle if it is long."""
+    half = _MOST_CHARACTERS // 2
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
 
 def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:

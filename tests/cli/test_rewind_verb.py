@@ -112,6 +112,24 @@ def test_files_of_a_bucket_are_looked_up_with_the_credentials_of_the_checkpoint(
     assert f"missing now: s3a://{bucket}/clicks/7.json" in shown
 
 
+def test_paths_of_a_checkpoint_are_printed_without_control_characters_and_shortened(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "root"))
+    own(storage, tmp_path)
+    url = "file:///nope\x1b[2J\ntrusted" + f"/{'x' * 200}" * 10 + "/end.json"
+    for batch in range(8):
+        log = logs.parse_offsets(storage.read(names.offsets(batch)), names.offsets(batch))
+        log = replace(log, sources=(f'{{"logOffset":{batch}}}', '{"\x1b]0;title\x07' + "y" * 5_000))
+        storage.replace(names.offsets(batch), logs.encode_offsets(log))
+        entry = json.dumps({"path": url, "batchId": batch})
+        storage.create(f"{names.SOURCES}/0/{batch}", f"v1\n{entry}".encode())
+    shown = statekeeper("rewind", tmp_path / "root", "--to-batch", "5", "--scratch", tmp_path / "scratch").output
+    assert r"missing now: file:///nope\x1b[2J\ntrusted/xxx" in shown
+    assert "xxx/end.json" in shown
+    assert r"\x1b]0;title\x07yyy" in shown
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", shown)
+    assert max(map(len, shown.splitlines())) < 700
+
+
 def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     own(open_storage(str(tmp_path / "root")), tmp_path)
     for options in (

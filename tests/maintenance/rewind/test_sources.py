@@ -50,6 +50,11 @@ def test_files_elsewhere_are_not_looked_up_without_a_location() -> None:
     )
 
 
+def test_the_suggested_location_is_quoted_for_the_shell() -> None:
+    found = need(Files(("s3a://bucket/$(id);x/1.json",)))
+    assert str(found.unchecked).endswith("add --source 's3a://bucket/$(id);x'")
+
+
 @pytest.mark.parametrize("url", ["s3://[x", "s3a://bucket/clicks/../../secret", "s3a://bucket/clicks//x"])
 def test_invalid_urls_are_not_looked_up(tmp_path: Path, url: str) -> None:
     found = need(Files((url,)))

@@ -7,6 +7,7 @@ the locations that the user has given.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,5 +141,5 @@ def _of_files(data: Files, folders: Sequence[Storage]) -> tuple[list[str], str |
     if data.unread is not None:
         unchecked = data.unread if unchecked is None else f"{data.unread}; {unchecked}"
     if parents := [match[0] for url in elsewhere if (match := _PARENT.match(url))]:
-        unchecked = f"{unchecked}. To check files below {min(parents)}, add --source {min(parents)}"
+        unchecked = f"{unchecked}. To check files below {min(parents)}, add --source {shlex.quote(min(parents))}"
     return [url for url in data.urls if exists[url] is False], unchecked, used
