@@ -73,7 +73,8 @@ def _parsed(table: Storage, path: str, kinds: Collection[str], hint: str) -> Ite
         if not lines:
             raise ValueError("it is empty")
         # A file that was cut has a part of an action at its end.
-        parsed_json(lines[-1])
+        if not _fields(parsed_json(lines[-1])):
+            raise ValueError("its last line has no action")
         for line in lines:
             if wanted.match(line) is None:
                 continue

@@ -162,9 +162,13 @@ def test_what_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
         ("file:/elsewhere/x.parquet", "1 file is outside of the table"),
         ("dbfs:/mnt/x.parquet", "1 file is outside of the table"),
         ("%2Fetc%2Fpasswd", "1 file is outside of the table"),
-        ("../../x.parquet", "1 file has an invalid path"),
+        ("../../x.parquet", "1 file has an invalid path: '../../x.parquet'"),
         ("x//y.parquet", "1 file has an invalid path"),
-        ("x" * 5_000, "1 file has an invalid path"),
+        ("x" * 5_000, f"1 file has an invalid path: '{'x' * 80}'"),
+        ("x" * 300, "1 file has an invalid path"),
+        ("\u00e9/" * 400 + "x", "1 file has an invalid path"),
+        ("a%00b", "1 file has an invalid path"),
+        ("", "1 file has an invalid path"),
     ],
 )
 def test_paths_that_are_not_looked_up_are_not_missing(tmp_path: Path, path: str, note: str) -> None:
@@ -204,6 +208,8 @@ def test_another_table_is_rejected(tmp_path: Path) -> None:
     [
         "",
         '{"ad',
+        "{}",
+        "7",
         '{"add":{"path":',
         '{"add":7}',
         '{"add":{"size":1}}',

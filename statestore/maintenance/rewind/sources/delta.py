@@ -3,18 +3,21 @@ deletes the files that a newer version no longer has."""
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from statestore.counts import counted
-from statestore.errors import CorruptFile, UnsafePath
+from statestore.errors import CorruptFile, StorageError, UnsafePath
 from statestore.format.untrusted import BAD_VALUES
 from statestore.maintenance.rewind import delta_log
 from statestore.maintenance.rewind.sources.data import DeltaVersions
 from statestore.storage import Storage, at_once
 
-_LONGEST_PATH = 1024
-"""As in S3. Some file systems allow less."""
+_LONGEST_URL_BYTES = 1024
+"""S3 has this limit for the path. The path of the table is a part of it."""
+_SHOWN = 80
+"""Characters of an invalid path in a text."""
 _HINT = "run this command without this --source"
 _MANAGED = (f"{delta_log.LOG}/_commits/", f"{delta_log.LOG}/_staged_commits/")
 """Commits that a catalog has accepted and that are not in the log yet."""
@@ -57,16 +60,21 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
 
     def check(path: str) -> None:
         try:
-            if len(path) > _LONGEST_PATH:
+            if len(f"{table.url}/{path}".encode()) > _LONGEST_URL_BYTES:
                 invalid.add(path)
             elif table.stat(path) is None:
                 gone.add(path)
         except UnsafePath:
             invalid.add(path)
+        except StorageError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.ENAMETOOLONG:
+                raise
+            invalid.add(path)
 
     at_once(check, sorted(map(unquote, paths - outside)))
     if invalid:
-        unchecked.append(f"{counted(len(invalid), 'file')} {'has' if len(invalid) == 1 else 'have'} an invalid path")
+        verb, more = ("has", "") if len(invalid) == 1 else ("have", " and others")
+        unchecked.append(f"{counted(len(invalid), 'file')} {verb} an invalid path: {min(invalid)[:_SHOWN]!r}{more}")
     return [*lost, *sorted(gone)], f"not all was checked: {'; '.join(unchecked)}" if unchecked else None
 
 
