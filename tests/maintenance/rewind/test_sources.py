@@ -69,6 +69,13 @@ def test_a_path_out_of_the_given_folder_is_not_looked_up(tmp_path: Path) -> None
     assert found.missing is None
 
 
+def test_folders_in_each_other_both_have_the_files(tmp_path: Path) -> None:
+    outer, inner = open_storage(str(tmp_path / "clicks")), open_storage(str(tmp_path / "clicks" / "today"))
+    inner.create("a.json", b"{}")
+    for folders in ((outer, inner), (inner, outer)):
+        assert need(Files((f"{inner.url}/a.json",)), *folders).missing == ()
+
+
 def test_a_location_of_no_source_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RefusedAsUnsafe, match="is no Delta table that the query reads"):
         need(Files(("s3a://bucket/clicks/1.json",)), open_storage(str(tmp_path / "other")))
@@ -194,6 +201,11 @@ def test_two_locations_with_one_table_id_are_rejected(tmp_path: Path) -> None:
     shutil.copytree(table.folder, tmp_path / "copy")
     with pytest.raises(RefusedAsUnsafe, match="one of the two is a copy"):
         need(table.data(1), table.storage, open_storage(str(tmp_path / "copy")))
+
+
+def test_a_location_that_is_given_twice_is_looked_up(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    assert need(table.data(1), table.storage, table.storage).missing == ()
 
 
 def test_another_table_is_rejected(tmp_path: Path) -> None:
@@ -374,7 +386,11 @@ def test_topics_are_not_looked_up_without_properties() -> None:
     assert found.unchecked == "not checked. To check it, add --kafka-config FILE"
 
 
-AMBIGUOUS = ["bootstrap.servers=a:1\n  password=x\n", "bootstrap.servers=a:1\n[other]\nsecurity.protocol=SSL\n"]
+AMBIGUOUS = [
+    "bootstrap.servers=a:1\n  password=x\n",
+    "bootstrap.servers=a:1\n[other]\nsecurity.protocol=SSL\n",
+    "bootstrap.servers=a:1\n[DEFAULT]\nbootstrap.servers=b:1\n",
+]
 """The value would have two lines, and the section would be ignored."""
 
 
@@ -401,6 +417,7 @@ def test_a_property_that_the_client_rejects_is_named() -> None:
         kafka.missing({"bootstrap.servers": "127.0.0.1:1", "sasl.jaas.config": "x"}, KafkaOffsets({"t": {0: 1}}))
 
 
-def test_a_silent_broker_raises_a_typed_error() -> None:
-    with pytest.raises(StorageError, match="Kafka does not answer"):
-        kafka.missing({"bootstrap.servers": "127.0.0.1:1"}, KafkaOffsets({"t": {0: 1}}), seconds=1)
+def test_a_silent_broker_raises_a_typed_error_without_secrets() -> None:
+    with pytest.raises(StorageError, match="Kafka does not answer") as caught:
+        kafka.missing({"bootstrap.servers": "user:secret@127.0.0.1:1"}, KafkaOffsets({"t": {0: 1}}), seconds=1)
+    assert "secret" not in str(caught.value)

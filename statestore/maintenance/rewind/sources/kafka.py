@@ -18,7 +18,10 @@ def client_properties(file: Path) -> Mapping[str, str]:
 
     Raises `BadConfiguration`.
     """
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#", "!"), strict=True)
+    # The section [DEFAULT] has a special meaning unless another name has it.
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=("#", "!"), strict=True, default_section=""
+    )
     parser.optionxform = str  # type: ignore[assignment, method-assign] # keys with upper case
     try:
         parser.read_string(f"[client]\n{file.read_text()}", str(file))
@@ -75,7 +78,6 @@ def _ends(properties: Mapping[str, str], data: KafkaOffsets, seconds: float) -> 
             "the package confluent-kafka is not installed, so the Kafka topics cannot be looked up",
             hint=f"run: pip install 'statekeeper[kafka]'; or {_WITHOUT}",
         ) from error
-    servers = properties["bootstrap.servers"]
     try:
         client = AdminClient({"client.id": "statekeeper", "log_level": "0", **properties})
     except (KafkaException, ValueError, TypeError) as error:
@@ -98,7 +100,7 @@ def _ends(properties: Mapping[str, str], data: KafkaOffsets, seconds: float) -> 
             )
     except (KafkaException, TimeoutError) as error:
         raise StorageError(
-            f"Kafka does not answer: {_reason(error)}", path=servers, hint=f"check the servers, or {_WITHOUT}"
+            f"Kafka does not answer: {_reason(error)}", hint=f"check bootstrap.servers in the file, or {_WITHOUT}"
         ) from error
     return ends[0], ends[1]
 

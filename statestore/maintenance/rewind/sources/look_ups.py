@@ -108,7 +108,7 @@ def _sorted(folders: Sequence[Storage]) -> tuple[dict[str, Storage], list[Storag
             raise NotACheckpoint(
                 "has a Delta log without the id of the table", path=storage.url, hint=_WITHOUT_THE_OPTION
             )
-        if table in tables:
+        if table in tables and tables[table].url != storage.url:
             raise RefusedAsUnsafe(
                 f"has the table id of {tables[table].url}: one of the two is a copy; nothing was changed",
                 path=storage.url,
@@ -125,11 +125,12 @@ def _of_files(data: Files, folders: Sequence[Storage]) -> tuple[list[str], str |
 
     def check(url: str) -> None:
         try:
-            for folder in folders:
-                if (path := path_below(folder.url, url)) is not None:
-                    exists[url] = folder.stat(path) is not None
-                    used.add(folder.url)
-                    return
+            below = [(folder, path) for folder in folders if (path := path_below(folder.url, url)) is not None]
+            if below:
+                folder, path = below[0]
+                exists[url] = folder.stat(path) is not None
+                used.update(one.url for one, _ in below)
+                return
             parts = urlsplit(url)
             exists[url] = Path(unquote(parts.path)).exists() if parts.scheme in ("", "file") else None
         except (UnsafePath, ValueError, OSError):  # invalid names
