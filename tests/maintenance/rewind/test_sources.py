@@ -196,6 +196,14 @@ def test_deletion_vectors_are_not_looked_up_and_named(tmp_path: Path) -> None:
     assert "1 deletion vector" in str(found.unchecked)
 
 
+def test_files_of_a_change_data_feed_are_not_looked_up_and_named(tmp_path: Path) -> None:
+    table = _Table(tmp_path / "table", 2)
+    with table.commit(1).open("a") as commit:
+        commit.write('\n{"cdc":{"path":"_change_data/gone.parquet","dataChange":false}}\n')
+    found = need(table.data(1), table.storage)
+    assert (found.missing, found.unchecked) == (None, "not all was checked: 1 file of the change data feed")
+
+
 def test_two_locations_with_one_table_id_are_rejected(tmp_path: Path) -> None:
     table = _Table(tmp_path / "table", 2)
     shutil.copytree(table.folder, tmp_path / "copy")
@@ -359,6 +367,7 @@ def test_a_damaged_entry_of_a_file_source_is_named_and_nothing_counts_as_complet
     found = need(damaged)
     assert found.missing is None
     assert "not all files are known" in str(found.unchecked)
+    assert str(Files((), found.unchecked)) == "the files that later batches have read"
 
 
 def test_a_merged_entry_of_a_file_source_that_lacks_an_earlier_one_is_named(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ class Files:
     unread: str | None = None
 
     def __str__(self) -> str:
+        if self.unread is not None and not self.urls:
+            return "the files that later batches have read"
         return f"the {'file' if len(self.urls) == 1 else counted(len(self.urls), 'file')} that later batches have read"
 
 

@@ -26,7 +26,7 @@ _MANAGED = (f"{delta_log.LOG}/_commits/", f"{delta_log.LOG}/_staged_commits/")
 def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]:
     """Return the versions and the files that no longer exist, and what was not looked up.
 
-    Files of a change data feed are not looked up. Raises `CorruptFile`, `StorageError`.
+    Files of a change data feed are counted and not looked up. Raises `CorruptFile`, `StorageError`.
     """
     listed = table.list(delta_log.LOG)
     versions = delta_log.versions_in(listed)
@@ -44,11 +44,15 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
     if data.is_snapshot:
         unchecked.append(f"the query still reads the whole table as of version {data.version}")
     files: list[_Added] = []
+    changes = 0
     for version in later:
-        added = _added(table, version)
+        added, of_changes = _added(table, version)
+        changes += of_changes
         if version == data.version:
             added = added[max(data.index + 1, 0) :]
         files += added
+    if changes:
+        unchecked.append(f"{counted(changes, 'file')} of the change data feed")
     if vectors := sum(file.has_vector for file in files):
         unchecked.append(f"{counted(vectors, 'deletion vector')}")
     paths = {file.path for file in files}
@@ -103,10 +107,14 @@ def _gaps(first: int, later: list[int]) -> list[str]:
     return found
 
 
-def _added(table: Storage, version: int) -> list[_Added]:
-    """Return the files that a version adds, in Delta's order, without those of an OPTIMIZE: a stream does not read them."""
-    found = []
-    for _, body in delta_log.actions(table, version, {"add"}, hint=_HINT):
+def _added(table: Storage, version: int) -> tuple[list[_Added], int]:
+    """Return the files that a version adds, in Delta's order, and the number of its files in the change data feed. The
+    first are without those of an OPTIMIZE: a stream does not read them."""
+    found, changes = [], 0
+    for kind, body in delta_log.actions(table, version, {"add", "cdc"}, hint=_HINT):
+        if kind == "cdc":
+            changes += 1
+            continue
         try:
             if body.get("dataChange", True):
                 vector = body.get("deletionVector")
@@ -114,4 +122,4 @@ def _added(table: Storage, version: int) -> list[_Added]:
         except BAD_VALUES as error:
             path = f"{table.url}/{delta_log.commit_path(version)}"
             raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=_HINT) from error
-    return found
+    return found, changes
