@@ -356,13 +356,13 @@ def test_a_damaged_entry_of_a_file_source_is_named_and_nothing_counts_as_complet
     if damage == "lost":
         del paths[2]
     else:
-        entry = {
+        contents = {
             "cut": storage.read(paths[2])[:-9],
             "cut after the first line": b"v1\n",
             "path of another type": b'v1\n{"path":null,"timestamp":1,"batchId":2}',
             "empty": b"",
         }
-        storage.replace(paths[2], entry[damage])
+        storage.replace(paths[2], contents[damage])
     (damaged,) = read(storage, _of('{"logOffset":1}'), _of('{"logOffset":3}'), paths).values()
     found = need(damaged)
     assert found.missing is None
