@@ -157,7 +157,8 @@ def require_same(
 ) -> None:
     """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
 
-    `at_hand`: local copies of its tables, by name in storage. `digest_of`: computes the digest, and may close the database.
+    `at_hand`: local copies of its tables, by name in storage. `digest_of`: returns the digest of a
+    database; it may close the database, so that another process can open it.
     Raises `CorruptFile` if they differ.
     """
     try:

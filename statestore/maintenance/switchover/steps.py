@@ -48,7 +48,7 @@ ProgressCallback = Callable[[Progress], None]
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What it may use of this machine, and where time and ids come from. `process_bytes`: stores of this size together
-    are rewritten by several processes; a start of theirs takes about a second."""
+    are rewritten by several processes."""
 
     scratch: Path
     clock: Clock
