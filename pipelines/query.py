@@ -153,7 +153,8 @@ def start(
     trigger      arguments of `DataStreamWriter.trigger`, such as {"processingTime": "10 seconds"}
     host         the folder and the limits of the local copies on each host
     observer     receives the phases of each batch, and its report
-    name         name of the streaming query
+    name         name of the streaming query in `session.streams` and in Spark's metrics; the default is no name. Active
+                 queries of a session have different names
 
     Checks everything that is known before the first batch. Raises `UnsupportedEnvironment` (Spark Connect, Delta not
     configured, more partitions than key groups, nested locations), `UnsupportedType`, `SchemaMismatch`,
@@ -196,9 +197,9 @@ def start(
         input_names,
         ticks=tick is not None,
     )
-    for name, of_output in sinks.items():
+    for output, of_output in sinks.items():
         if isinstance(of_output, preflight.CheckedSink):
-            of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[name])
+            of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[output])
     if any(not one.supports_exactly_once and not isinstance(one, NoSink) for one in sinks.values()):
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
     # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.
@@ -227,7 +228,7 @@ def start(
     for change in changes:
         _LOG.warning("the first batch changes the columns of all rows: %s", change)
     writer = rows.writeStream.foreachBatch(driver).option("checkpointLocation", checkpoint_spec.url)
-    if name:
+    if name is not None:
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from pyspark import SparkContext
@@ -17,6 +18,10 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pipelines.reports import Reported
 
 _Tagged = list[tuple[str, Reported]]
+
+_CREATION = Lock()
+"""*Race*: two queries of one process create their accumulators at the same time. PySpark takes the next id in two steps, so
+both could get the same id, and the reports of both queries would go to one of them."""
 
 
 class _Concatenated(AccumulatorParam[_Tagged]):
@@ -45,7 +50,8 @@ class ReportChannel:
     """The driver's side of the channel. Holds the reports of at most one attempt."""
 
     def __init__(self, context: SparkContext) -> None:
-        self._accumulator: Accumulator[Any] = context.accumulator([], _Concatenated())
+        with _CREATION:
+            self._accumulator: Accumulator[Any] = context.accumulator([], _Concatenated())
 
     def open(self, attempt: str) -> AttemptReporter:
         """Return a reporter for the tasks of an attempt."""
