@@ -48,7 +48,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> int:
         _show_lineage(root, lineage, output)
         return 0
     gathered = snapshots.gather(root.storage, at_head=True, supported=tuple(Provider))
-    found = advice(root.storage, gathered)
+    found = advice(root.storage, gathered, root.policies.mode_for(gathered.origin), clock=SystemClock())
     about = describe(root.storage, gathered)
     output.show(_facts_object(gathered, about, found), lambda console: _print_facts(console, gathered, about, found))
     plan = snapshots.plan(gathered, root.policies.snapshot)

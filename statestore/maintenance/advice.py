@@ -1,7 +1,8 @@
 """Recommend the configuration of a native query whose snapshots Statekeeper takes, if its checkpoint shows another one.
 
 The reasons are in docs/how-to/spark-queries.md. Spark reads these configuration values at each start and does not store
-them in the checkpoint.
+them in the checkpoint. Without maintenance, a query needs Spark's own snapshots: only a checkpoint that Statekeeper
+maintains gets the advice to disable them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 
 from statestore import catalog
 from statestore.chain import look_at_snapshot
+from statestore.clock import Clock
+from statestore.maintenance import history
+from statestore.maintenance.config import Mode
 from statestore.maintenance.snapshot import SnapshotFacts
 from statestore.origin import Origin
 from statestore.storage import Storage
@@ -23,6 +27,12 @@ _BEFORE_THE_CEILING = 250
 """In structure V2 a running query needs its own snapshots: it fails after about 800 changelogs, and detects snapshots of
 Statekeeper only at a restart. This interval tolerates two failed snapshots."""
 
+_MAINTAINED_SECONDS = 2 * 86_400.0
+"""The nightly sweep maintains idle queries, too. Twice its interval tolerates one failed night."""
+
+_VERBS = ("snapshot", "gc")
+"""The verbs that a schedule runs, and whose runs the history of a checkpoint records."""
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -32,9 +42,10 @@ class Advice:
     confs: dict[str, str]
 
 
-def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
-    """Return the advice for a native checkpoint; none for a Python job. One listing and at most one request. Raises
-    `StorageError`."""
+def advice(storage: Storage, gathered: SnapshotFacts, mode: Mode, *, clock: Clock) -> list[Advice]:
+    """Return the advice for a native checkpoint; none for a Python job. At most two listings and one request.
+
+    `mode`: of the checkpoint; in mode `observe`, Statekeeper takes no snapshots. Raises `StorageError`."""
     if gathered.origin is Origin.OWN or not gathered.stores:
         return []
     files = catalog.files(storage, gathered.stores[0].store.folder)
@@ -48,6 +59,8 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
     facts = look_at_snapshot(storage, store, newest, of_store)
     if facts.metadata is None or facts.is_ours or (facts.metadata.column_families and newest.version == 1):
         return []
+    if mode is Mode.OBSERVE or not _is_maintained(storage, clock.now_seconds()):
+        return []
     deltas = _NEVER if newest.id is None else _BEFORE_THE_CEILING
     return [
         Advice(
@@ -55,3 +68,9 @@ def advice(storage: Storage, gathered: SnapshotFacts) -> list[Advice]:
             {_DELTAS: f"{deltas}", _FORCED: "false"},
         )
     ]
+
+
+def _is_maintained(storage: Storage, now_seconds: float) -> bool:
+    """Return whether a recent run of Statekeeper took snapshots, or deleted files after it examined the checkpoint."""
+    newest = history.newest_run_seconds(storage, _VERBS)
+    return newest is not None and now_seconds - newest <= _MAINTAINED_SECONDS

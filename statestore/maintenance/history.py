@@ -6,7 +6,7 @@ A run writes one object with its plan before its first action, and one with its 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,6 +17,9 @@ from statestore.format.json_object import json_lines
 from statestore.maintenance import history_records
 from statestore.maintenance.history_records import HistoryRecord, Json
 from statestore.storage import Entry, Storage, read_or_none
+
+_STAMP = "%Y%m%dT%H%M%SZ"
+"""The time in the names of the files of a run."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class History:
     def begin(cls, storage: Storage, verb: str, run: str, clock: Clock) -> History:
         """Start the history of the run with the id `run`. Writes nothing."""
         now = datetime.fromtimestamp(clock.now_seconds(), UTC)
-        return cls(storage, verb, run, now.strftime("%Y%m%dT%H%M%SZ"))
+        return cls(storage, verb, run, now.strftime(_STAMP))
 
     def plan(self, lines: Iterable[Json]) -> None:
         """Write the planned actions, one per line. Raises `StorageError`."""
@@ -68,6 +71,26 @@ def newest_outcome_among(storage: Storage, verb: str, listed: Iterable[Entry]) -
     """Read the newest outcome of a verb in a listing of the history. One request. Raises as `newest_outcome`."""
     outcomes = [entry.path for entry in listed if names.parse_history(entry.path) == (verb, "outcome")]
     return read(storage, max(outcomes)) if outcomes else []
+
+
+def newest_run_seconds(storage: Storage, verbs: Collection[str]) -> float | None:
+    """Return the Unix time at which the newest run of these verbs with an outcome started; None without such a run. One
+    listing. Raises `StorageError`."""
+    started = [
+        seconds
+        for entry in storage.list(names.HISTORY)
+        if (parsed := names.parse_history(entry.path)) and parsed[0] in verbs and parsed[1] == "outcome"
+        if (seconds := _started_seconds(entry.path)) is not None
+    ]
+    return max(started, default=None)
+
+
+def _started_seconds(path: str) -> float | None:
+    stamp = path.removeprefix(f"{names.HISTORY}/").partition("-")[0]
+    try:
+        return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None  # not a time that a run wrote
 
 
 def _records(storage: Storage, path: str) -> Iterator[HistoryRecord]:

@@ -12,8 +12,11 @@ from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
 from statestore.maintenance import snapshot
 from statestore.maintenance.advice import Advice, advice
+from statestore.maintenance.config import Mode
+from statestore.maintenance.history import History
 from statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
 from tests.support.snapshots import with_a_table_of_its_own
 
 
@@ -29,22 +32,57 @@ def native(tmp_path: Path) -> Checkpoint:
     return made
 
 
-def advised(storage: Storage) -> list[Advice]:
-    return advice(storage, snapshot.gather(storage, at_head=True))
+DAY = 86_400.0
+RUN = "0badc0de-0000-4000-8000-00000000000a"
+
+
+def advised(storage: Storage, mode: Mode = Mode.FULL, days_later: float = 0.0) -> list[Advice]:
+    clock = SleeplessClock(SystemClock().now_seconds() + days_later * DAY)
+    return advice(storage, snapshot.gather(storage, at_head=True), mode, clock=clock)
+
+
+def record_a_run(storage: Storage, verb: str) -> None:
+    History.begin(storage, verb, RUN, SystemClock()).outcome([{}])
+
+
+def with_a_snapshot_of_spark(native: Checkpoint) -> Storage:
+    path = native.stores[0].snapshot(native.versions[3][0])
+    with_a_table_of_its_own(native.storage, path, by_spark=True)
+    return native.storage
 
 
 def test_a_query_configured_for_statekeeper_needs_no_advice(native: Checkpoint) -> None:
     assert advised(native.storage) == []
 
 
-def test_sparks_own_snapshots_are_detected_and_inspect_prints_the_confs_to_disable_them(
-    native: Checkpoint, tmp_path: Path
+@pytest.mark.parametrize("verb", ["snapshot", "gc"])
+def test_the_query_of_a_maintained_checkpoint_is_advised_to_disable_sparks_own_snapshots(
+    native: Checkpoint, verb: str
 ) -> None:
-    path = native.stores[0].snapshot(native.versions[3][0])
-    with_a_table_of_its_own(native.storage, path, by_spark=True)
-    [found] = advised(native.storage)
+    storage = with_a_snapshot_of_spark(native)
+    record_a_run(storage, verb)
+    [found] = advised(storage)
     assert found.seen.startswith("Spark takes its own snapshots")
-    told = CliRunner().invoke(main, ["inspect", str(tmp_path / "root")])
+
+
+def test_a_query_that_nothing_maintains_keeps_sparks_own_snapshots(native: Checkpoint) -> None:
+    storage = with_a_snapshot_of_spark(native)
+    assert advised(storage) == [], "no run is recorded"
+    record_a_run(storage, "repair")
+    assert advised(storage) == [], "a repair is not maintenance"
+    record_a_run(storage, "snapshot")
+    assert advised(storage, Mode.OBSERVE) == [], "the configuration allows no snapshots"
+    assert advised(storage, days_later=3) == [], "the maintenance has ended"
+    assert advised(storage, days_later=1) != [], "a night without a run"
+
+
+def test_inspect_prints_the_confs_that_disable_sparks_own_snapshots(native: Checkpoint, tmp_path: Path) -> None:
+    record_a_run(with_a_snapshot_of_spark(native), "snapshot")
+    unmaintained = CliRunner().invoke(main, ["inspect", str(tmp_path / "root")])
+    assert "minDeltasForSnapshot" not in unmaintained.output, "the default mode of a native query is observe"
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text('[roots.orders]\nurl = "root"\nmode = "snapshots"\n')
+    told = CliRunner().invoke(main, ["--config", str(configuration), "inspect", "orders"])
     assert told.exit_code == 0
     assert "  spark.sql.streaming.stateStore.minDeltasForSnapshot=250\n" in told.output
     assert "  spark.sql.streaming.stateStore.forceSnapshotUploadOnLag=false\n" in told.output
