@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
+.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -63,10 +63,9 @@ kill-test: env
 # Schedules of a query and its maintainers in virtual time, a second or two each; ARGS="--log batch": the query writes
 # batch logs. One again, turn by turn:
 # python -m tests.faults.simulate --seed 17 --trace
-SEEDS ?= 1000
 FIRST ?= 0
 simulate: env
-	$(BIN)/python -m tests.faults.simulate --seeds $(SEEDS) --first $(FIRST) $(ARGS)
+	$(BIN)/python -m tests.faults.simulate --seeds $(or $(SEEDS),1000) --first $(FIRST) $(ARGS)
 
 # Damaged checkpoints under every verb, a second or two each; a run that was stopped continues. One case again:
 # python -m tests.faults.fuzz --seed 1 --case 17
@@ -78,6 +77,11 @@ fuzz: env
 # Half an hour: Spark's own queries run, and are started again, while snapshots are made and files deleted under them
 soak: env
 	$(BIN)/python -m tests.interop.soak $(ARGS)
+
+# Half an hour: sequences of verbs, batches of Spark, kills and damages, with Spark and a twin as the oracle after each step.
+# A failed sequence is shrunk. One again, step by step: python -m tests.interop.sequences --seed 17
+sequences: env .venv/.jars
+	@$(BIN)/python -m tests.interop.sequences --seed $(FIRST) --count $(or $(SEEDS),100) $(ARGS)
 
 # An environment for the newest patch of each Spark; the project's own is the newest that Delta goes with
 SPARKS := 3.5 4.0 4.1 4.2 4.3
