@@ -33,6 +33,7 @@ _LOGS = frozenset(
         FindingKind.COMMITS_MIXED,
         FindingKind.HALF_SWITCHED,
         FindingKind.FORMAT_FLIPPED,
+        FindingKind.PARTITIONS_CHANGED,
         FindingKind.OFFSETS_MISSING,
         FindingKind.OFFSETS_UNREADABLE,
         FindingKind.LOG_IN_THE_WAY,

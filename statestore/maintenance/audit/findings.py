@@ -32,6 +32,7 @@ class FindingKind(Enum):
     COMMITS_MIXED = "the commit log mixes structures V1 and V2 without a switchover"
     HALF_SWITCHED = "a switchover or another rewrite is incomplete"
     FORMAT_FLIPPED = "the query was started with the wrong checkpoint structure"
+    PARTITIONS_CHANGED = "the query was started with another number of partitions"
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "an offset log entry cannot be read"
     LOG_IN_THE_WAY = "a stale Hadoop checksum blocks a log entry"

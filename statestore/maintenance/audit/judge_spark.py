@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from statestore.catalog import StoreFiles
 from statestore.file_problem import FileProblem
 from statestore.format import names, names_in_spark
+from statestore.format.logs import SHUFFLE_PARTITIONS
 from statestore.format.names import StorePath, VersionId
+from statestore.format.operators import OperatorMetadata
 from statestore.format.provider import Provider
 from statestore.format.sparks import RETAINED_VERSIONS, Spark
 from statestore.format.structure import FORMAT_VERSION, Structure
@@ -96,6 +98,7 @@ def of_logs(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Itera
     if facts.root.origin is Origin.NATIVE:
         yield from _of_mixed_commits(facts, views, restart)
         yield from _of_flipped_format(facts, views)
+        yield from _of_changed_partitions(facts)
         # The query was rolled back to its beginning; its next structure is unknown.
         for store, files in facts.uncommitted.items():
             yield from _of_rolled_back_files(store, files, facts.logs.newest_version, is_v1=True)
@@ -123,6 +126,39 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
             f"the other structure; {restart.explained}",
             f"restore {names.COMMITS}/ from a backup",
         )
+
+
+def _of_changed_partitions(facts: AuditFacts) -> Iterator[Finding]:
+    """Yield a finding for a restart with another number of partitions. In an offset log of v2, Spark 4.2 and 4.3 do not
+    record the number in the first run (SPARK-59662). A restart then takes the number of its session, and records it."""
+    shuffled, committed = facts.logs.shuffled, facts.logs.commits
+    described = {
+        max(store.partitions for store in operator.stores)
+        for operator in facts.root.operators.values()
+        if isinstance(operator, OperatorMetadata)
+    }
+    for before, after in itertools.pairwise(sorted(shuffled)):
+        if after != before + 1 or shuffled[before] is not None or shuffled[after] is None:
+            continue
+        if len(described) != 1 or shuffled[after] in described:
+            return
+        (former,), now = described, shuffled[after]
+        looks_up = f"it looks up keys in {now:,} partitions, and the state of most keys is in another one of {former:,}"
+        meaning = (
+            f"{looks_up}. State and output of batch {after} and later are wrong"
+            if after in committed
+            else f"{looks_up}, so that batch {after} fails or loses state. The batches before are not affected"
+        )
+        yield root_finding(
+            FindingKind.PARTITIONS_CHANGED,
+            names.offsets(after),
+            f"sets {SHUFFLE_PARTITIONS}={now}, but the query began with {former:,} partitions: it was started again with "
+            "another number, which Spark 4.2 and 4.3 do not detect with an offset log of v2",
+            meaning,
+            f"stop the query and run: statekeeper rewind ROOT --to-batch {before} --apply --confirm-stopped. Then start it "
+            f"with {SHUFFLE_PARTITIONS}={former}",
+        )
+        return
 
 
 def _of_flipped_format(facts: AuditFacts, views: Sequence[View]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from statestore.errors import StatekeeperError
 from statestore.format import names
+from statestore.format.logs import SHUFFLE_PARTITIONS
 from statestore.format.names import MOST_PARTITIONS, StorePath
 from statestore.format.provider import Provider
 from statestore.format.row_encodings import RowEncoding
@@ -178,8 +179,9 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
     elif facts.stopped.partitions is None:
         path = names.offsets(facts.stopped.batch)
         yield (
-            f"{path} does not contain spark.sql.shuffle.partitions, so the present number of partitions is unknown: run "
-            "the query for one more batch and stop it. Then run this command again"
+            f"{path} does not contain {SHUFFLE_PARTITIONS}, which Spark 4.2 and 4.3 do not record in the first run of a "
+            f"query with an offset log of v2: start the query with {SHUFFLE_PARTITIONS}={_width(facts)} for one more "
+            "batch, and stop it. With another number, the query would lose state. Then run this command again"
         )
     if facts.stopped.conf.provider is Provider.HDFS_BACKED:
         # An interrupted run leaves <N+2>.snapshot. The default provider ignores the guards of `execute`. A query that is
@@ -190,6 +192,11 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
         )
     for operator in facts.operators:
         yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
+
+
+def _width(facts: RewriteFacts) -> int:
+    """Return the number of partitions of the query, as its operators have it."""
+    return max((operator.partitions for operator in facts.operators), default=1)
 
 
 def _of_own_root(stopped: SwitchoverFacts, key_groups: int, goal: Rescale) -> Iterator[str]:

@@ -170,8 +170,9 @@ def _of_logs(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
         )
     if gathered.repartitions:
         yield (
-            f"{names.offsets(gathered.begun)} has another number of partitions than the newest commit: Spark's offline "
-            f"repartitioning is not complete; run it again first"
+            f"{names.offsets(gathered.begun)} has another number of partitions than the newest commit. If Spark's offline "
+            f"repartitioning was interrupted, run it again first. If the query was started with another number, run: "
+            f"statekeeper rewind ROOT --to-batch {gathered.batch}"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statestore.format import names
+from statestore.format import logs, names
 from statestore.format.names import VersionId
 from statestore.maintenance import repair
 from statestore.maintenance.audit import FindingKind, Severity
@@ -170,3 +170,39 @@ def test_a_start_with_the_wrong_structure_is_a_finding_with_an_action(v1: Storag
     assert "checkpointFormatVersion=1." in finding.action
     add_sidecar(v1, STORE.changelog(VersionId(6)))
     assert audited(v1).findings == (), "Spark 4.1 gives one to each changelog"
+
+
+# -- another number of partitions --------------------------------------------------------------------------------------
+
+
+def sets_partitions(storage: Storage, batches: range, partitions: int) -> None:
+    for batch in batches:
+        conf = {**logs.STATE_CONF, logs.SHUFFLE_PARTITIONS: str(partitions)}
+        log = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf=conf, sources=('"a source"',))
+        storage.replace(names.offsets(batch), logs.encode_offsets(log))
+
+
+def test_a_start_with_another_number_of_partitions_is_a_finding_with_the_rewind(v1: Storage, v2: Checkpoint) -> None:
+    """Spark 4.2 with an offset log of v2: only the offsets after the first restart contain the number."""
+    for storage, partitions in ((v1, 1), (v2.storage, 2)):
+        sets_partitions(storage, range(4, 6), partitions)
+        assert audited(storage).findings == ()
+        sets_partitions(storage, range(4, 6), 7)
+        found = audited(storage)
+        [finding] = [one for one in found.findings if one.kind is FindingKind.PARTITIONS_CHANGED]
+        assert (finding.severity, finding.file) == (Severity.ERROR, names.offsets(4))
+        assert (
+            f"sets spark.sql.shuffle.partitions=7, but the query began with {partitions} partitions" in finding.problem
+        )
+        assert "State and output of batch 4 and later are wrong" in finding.meaning
+        assert "statekeeper rewind ROOT --to-batch 3 --apply" in finding.action
+        assert f"with spark.sql.shuffle.partitions={partitions}" in finding.action
+        assert finding in found.breaks, "gc would delete the batches to which the query can be rewound"
+
+
+def test_a_batch_that_began_with_another_number_of_partitions_leaves_the_batches_before_intact(v2: Checkpoint) -> None:
+    sets_partitions(v2.storage, range(6, 7), 7)
+    finding = the_only_finding(audited(v2.storage))
+    assert finding.kind is FindingKind.PARTITIONS_CHANGED
+    assert "batch 6 fails or loses state. The batches before are not affected" in finding.meaning
+    assert "rewind ROOT --to-batch 5 " in finding.action
