@@ -33,6 +33,7 @@ from statestore.storage.base import (
 )
 from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
+from statestore.storage.lines import read_lines
 from statestore.storage.local import LocalStorage
 from statestore.storage.omissions import Omitted
 from statestore.storage.parallel import at_once
@@ -60,6 +61,7 @@ __all__ = [
     "is_hidden",
     "list_members",
     "open_storage",
+    "read_lines",
     "read_or_none",
 ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from statestore.errors import (
@@ -105,17 +106,29 @@ def _copy(source: Storage, destination: Storage, planned: ClonePlan, file: CopyF
 
 def copy_file(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:
     """Copy a file in its way. Raises `AlreadyExists`, `ObjectMissing`, `SourceChanged`, `StorageError`."""
-    if file.body is not None:
-        destination.create(file.path, file.body)
-    elif file.way is Way.SERVICE:
+    if file.body is None and file.way is Way.SERVICE:
         destination.copy(file.path, source.location, file.entry)
-    elif file.entry.size_bytes <= MOST_READ_BYTES:
-        destination.create(file.path, source.read(file.path))
     else:
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            piece = Path(folder) / "file"
-            source.download(file.path, piece)
-            destination.create(file.path, piece)
+        with _content(source, file, scratch) as content:
+            destination.create(file.path, content)
+
+
+def replace_file(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:
+    """Copy a file over another one. Raises `ObjectMissing`, `StorageError`."""
+    with _content(source, file, scratch) as content:
+        destination.replace(file.path, content)
+
+
+@contextmanager
+def _content(source: Storage, file: CopyFile, scratch: Path) -> Iterator[bytes | Path]:
+    """Return the bytes of a file, or a local copy of a large one."""
+    if file.body is not None or file.entry.size_bytes <= MOST_READ_BYTES:
+        yield source.read(file.path) if file.body is None else file.body
+        return
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        piece = Path(folder) / "file"
+        source.download(file.path, piece)
+        yield piece
 
 
 def copy_logs(

@@ -9,7 +9,7 @@ from pathlib import Path
 from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
 from statestore.format import mirror_names
 from statestore.maintenance.copies.copy_file import CopyFile, Part
-from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs
+from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs, replace_file
 from statestore.maintenance.mirrors import record as records
 from statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete
 from statestore.maintenance.mirrors.gather import owner_of
@@ -120,4 +120,4 @@ def _copy(source: Storage, destination: Storage, file: CopyFile, scratch: Path) 
         if file.part is Part.STATE and not mirror_names.is_snapshot(file.path):
             raise
         # A repair rewrites zips; Spark overwrites some metadata, such as the schema of a store after a change.
-        destination.replace(file.path, source.read(file.path) if file.body is None else file.body)
+        replace_file(source, destination, file, scratch)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from statestore.errors import CorruptFile
 from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.storage import Entry, Storage
+from statestore.storage import Entry, Storage, read_lines
 
 LOG = "_delta_log"
 _VERSION = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.json")
@@ -68,18 +68,19 @@ def table_id(table: Storage, listed: Sequence[Entry], *, hint: str) -> str | Non
 
 def _parsed(table: Storage, path: str, kinds: Collection[str], hint: str) -> Iterator[tuple[str, dict[str, Any]]]:
     wanted = re.compile(rb'\s*\{\s*"(?:%s)"' % "|".join(sorted(kinds)).encode())
+    last = b""
     try:
-        lines = table.read(path).splitlines()
-        if not lines:
-            raise ValueError("it is empty")
-        # A file that was cut has a part of an action at its end.
-        if not _fields(parsed_json(lines[-1])):
-            raise ValueError("its last line has no action")
-        for line in lines:
+        for line in read_lines(table, path):
+            last = line.strip() or last
             if wanted.match(line) is None:
                 continue
             action = parsed_json(line)
             yield from ((kind, _fields(body)) for kind, body in action.items() if kind in kinds)
+        if not last:
+            raise ValueError("it is empty")
+        # A file that was cut has a part of an action at its end.
+        if not _fields(parsed_json(last)):
+            raise ValueError("its last line has no action")
     except BAD_VALUES as error:
         raise _corrupt(table, path, error, hint) from error
 

@@ -8,31 +8,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from statestore.counts import counted
+from statestore.errors import CorruptFile, ObjectMissing
 from statestore.format import file_source, names
 from statestore.format.logs import OffsetLog
 from statestore.format.untrusted import BAD_VALUES, parsed_json, text
-from statestore.storage import Storage, read_or_none
+from statestore.storage import Storage, read_lines
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _NOTHING = "-"
 """The offset of a source of which a batch has read nothing."""
 _MOST_CHARACTERS = 200
 """Of an offset of another source in a text."""
+MOST_FILES = 100_000
+"""Maximum number of files of a source that are looked up and held in memory."""
 _LISTED = 8
 """Partitions of Kafka topics in a text."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files that later batches have read, as URLs in Spark's form: percent-encoded. `unread`: why some may be
-    unknown."""
+    """The files that later batches have read, as URLs in Spark's form: percent-encoded. `unread`: why some may be unknown.
+    `has_more`: whether there are more than `MOST_FILES`; the others are not in `urls`."""
 
     urls: tuple[str, ...]
     unread: str | None = None
+    has_more: bool = False
 
     def __str__(self) -> str:
         if self.unread is not None and not self.urls:
             return "the files that later batches have read"
+        if self.has_more:
+            return f"more than {len(self.urls):,} files that later batches have read"
         return f"the {'file' if len(self.urls) == 1 else counted(len(self.urls), 'file')} that later batches have read"
 
 
@@ -95,7 +101,7 @@ def read(storage: Storage, offsets: OffsetLog, newest: OffsetLog, files: Collect
     newest   of the newest batch that has begun
     files    the paths of the checkpoint
 
-    One request for each later entry of a file source. Raises `StorageError`.
+    One request for each later entry of a file source, more for one of more than 4 MiB. Raises `StorageError`.
     """
     found: dict[str, SourceData] = {}
     is_one_version = (offsets.source_metadata is None) == (newest.source_metadata is None)
@@ -172,12 +178,12 @@ def _number(value: object, bits: int) -> int:
 def _read_after(storage: Storage, folder: str, newest: int, last: int | None, files: Collection[str]) -> Files:
     """Read the later entries of a file source. `newest`: that of the target. `last`: the newest one that the query has
     read."""
-    urls: list[str] = []
+    urls: dict[str, None] = {}
     entries = {path: parsed[1] for path in files if (parsed := file_source.parse(path)) and parsed[0] == folder}
     later = sorted(path for path, entry in entries.items() if entry > newest)
     damaged, known = [], set[int]()
     for path in later:
-        found, is_whole = _read_entry(read_or_none(storage, path), newest, urls)
+        found, is_whole = _read_entry(storage, path, newest, urls)
         known |= found
         if not is_whole or entries[path] not in found:
             damaged.append(path)
@@ -188,26 +194,33 @@ def _read_after(storage: Storage, folder: str, newest: int, last: int | None, fi
         unread = f"{damaged[0]} cannot be read: not all files are known"
     elif sum(entry <= last for entry in known) < last - newest:
         unread = f"later entries in {names.SOURCES}/{folder} are lost: not all files are known"
-    return Files(tuple(dict.fromkeys(urls)), unread)
+    return Files(tuple(urls)[:MOST_FILES], unread, has_more=len(urls) > MOST_FILES)
 
 
-def _read_entry(data: bytes | None, newest: int, urls: list[str]) -> tuple[set[int], bool]:
-    """Add the URLs of an entry to `urls`. Return the later entries whose files it lists, and whether all of it was read.
+def _read_entry(storage: Storage, path: str, newest: int, urls: dict[str, None]) -> tuple[set[int], bool]:
+    """Add the URLs of an entry to `urls`, up to one more than `MOST_FILES`. Return the later entries whose files it lists,
+    and whether all of it was read.
 
     Spark writes an entry only if it has files. So an entry without them was cut after its first line.
     """
-    version, *lines = (data or b"").decode(errors="replace").splitlines() or [""]
     found: set[int] = set()
-    is_whole = version.startswith("v")
-    for line in lines:
-        try:
-            body = parsed_json(line)
-            entry, url = int(body["batchId"]), text(body["path"])
-        except BAD_VALUES:
-            is_whole = False
-            continue
-        # A merged entry also has the files of earlier ones.
-        if entry > newest:
-            found.add(entry)
-            urls.append(url)
+    is_whole = False
+    try:
+        for number, line in enumerate(read_lines(storage, path)):
+            if number == 0:
+                is_whole = line.startswith(b"v")
+                continue
+            try:
+                body = parsed_json(line)
+                entry, url = int(body["batchId"]), text(body["path"])
+            except BAD_VALUES:
+                is_whole = False
+                continue
+            # A merged entry also has the files of earlier ones.
+            if entry > newest:
+                found.add(entry)
+                if len(urls) <= MOST_FILES:
+                    urls[url] = None
+    except (ObjectMissing, CorruptFile):  # deleted meanwhile, or a line above the limit
+        return found, False
     return found, is_whole

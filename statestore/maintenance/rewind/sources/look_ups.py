@@ -139,6 +139,9 @@ def _of_files(data: Files, folders: Sequence[Storage]) -> tuple[list[str], str |
     at_once(check, data.urls)
     elsewhere = [url for url in data.urls if exists[url] is None]
     unchecked = f"{len(elsewhere):,} not checked" if elsewhere else None
+    if data.has_more:
+        more = f"only the first {len(data.urls):,} files were looked up"
+        unchecked = more if unchecked is None else f"{more}; {unchecked}"
     if data.unread is not None:
         unchecked = data.unread if unchecked is None else f"{data.unread}; {unchecked}"
     if parents := [match[0] for url in elsewhere if (match := _PARENT.match(url))]:
