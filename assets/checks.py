@@ -38,6 +38,7 @@ _LOGS = frozenset(
         FindingKind.OFFSETS_UNREADABLE,
         FindingKind.LOG_IN_THE_WAY,
         FindingKind.OFFSETS_AHEAD,
+        FindingKind.BATCHES_SKIPPED,
         FindingKind.DESCRIPTION_MISSING,
         FindingKind.DESCRIPTION_UNREADABLE,
         FindingKind.DESCRIPTION_AT_ODDS,

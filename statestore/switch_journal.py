@@ -256,6 +256,12 @@ def newest_rescale(storage: Storage, paths: Iterable[str]) -> Begun | None:
     return next((begun for begun, ended in found if ended and begun.rewrite is RewriteKind.RESCALE), None)
 
 
+def file_sinks(storage: Storage, paths: Iterable[str]) -> list[str]:
+    """Return the output folders of file sinks that the rewrites name, except the aborted ones. `paths`, requests and
+    errors: as `newest_switched`."""
+    return [begun.file_sink.url for begun, _ in _not_aborted(storage, paths) if begun.file_sink is not None]
+
+
 def _not_aborted(storage: Storage, paths: Iterable[str]) -> Iterator[tuple[Begun, bool]]:
     """Yield the rewrites that were not aborted, newest first, and whether each has ended."""
     parts = {place: path for path in paths if (place := names.parse_switchover(path))}

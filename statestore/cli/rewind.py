@@ -30,6 +30,7 @@ from statestore.cli.common import (
 )
 from statestore.counts import counted
 from statestore.format import names
+from statestore.format.file_sink import LOG
 from statestore.format.names import EMPTY, StorePath
 from statestore.maintenance import passes, records
 from statestore.maintenance.passes import PreparedRewind
@@ -59,6 +60,18 @@ _MOST_CHARACTERS = 300
     metavar="URL",
     help="The Delta table that the query writes. The plan then shows the SQL command that restores the table to the "
     "same batch. Rewind does not change the table.",
+)
+@click.option(
+    "--file-sink",
+    metavar="URL",
+    help="Output folder of the query, if it writes files with Spark's file sink (parquet, json, csv, orc or text, with a "
+    "path). With --apply, rewind moves the entries of the later batches from _spark_metadata in this folder to "
+    "quarantine. Without this option, the sink skips these batches, and the query fails.",
+)
+@click.option(
+    "--no-file-sink",
+    is_flag=True,
+    help="The query has no file sink of Spark, although the checkpoint indicates one.",
 )
 @click.option(
     "--source",
@@ -101,6 +114,8 @@ def rewind(
     batch: int | None,
     time: datetime | None,
     sink: str | None,
+    file_sink: str | None,
+    no_file_sink: bool,
     folders: tuple[str, ...],
     kafka_config: Path | None,
     query_id: str | None,
@@ -128,11 +143,18 @@ def rewind(
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is not None:
-        if any(given not in (None, (), False) for given in (batch, time, sink, folders, kafka_config, query_id)) or (
-            keep_query_id or apply
-        ):
+        others = (batch, time, sink, file_sink, no_file_sink, folders, kafka_config, query_id, keep_query_id, apply)
+        if any(given not in (None, (), False) for given in others):
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
-        back = passes.rewind.undo(storage, policies, undo, by, run=run, stopped=stopped)
+        back = passes.rewind.undo(
+            storage,
+            policies,
+            undo,
+            by,
+            run=run,
+            stopped=stopped,
+            open_sink=lambda url: open_destination(ctx, url).storage,
+        )
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
     target = _target(storage, batch, time)
@@ -140,6 +162,8 @@ def rewind(
         raise click.UsageError("--query-id and --keep-query-id exclude each other")
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
+    if file_sink is not None and no_file_sink:
+        raise click.UsageError("--file-sink and --no-file-sink exclude each other")
     table = None if sink is None else open_destination(ctx, sink).storage
     sources = SourceLocations(
         folders=[open_destination(ctx, folder).storage for folder in folders],
@@ -161,6 +185,8 @@ def rewind(
             query_id=query_id,
             keep_query_id=keep_query_id,
             sink=table,
+            file_sink=None if file_sink is None else open_destination(ctx, file_sink).storage,
+            has_no_file_sink=no_file_sink,
             sources=sources,
             restored=restored,
         )
@@ -221,6 +247,9 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
             "other_versions": list(sink.others),
             "command": None if sink.holds is None else sink.command,
         },
+        "file_sink": None
+        if planned.file_sink is None
+        else {"url": planned.file_sink.url, "entries": sorted(entry.path for entry in planned.file_sink.later)},
         "run": run if done else None,
         "done": len(done),
         "actions": [records.of_rewind_action(action) for action in planned.actions],
@@ -231,7 +260,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     planned = prepared.plan
     if not planned.actions:
         console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
-        for line in _sink_notes(prepared):
+        for line in (*_file_sink_notes(prepared, is_done=False), *_sink_notes(prepared)):
             console.print(tables.plain(printable(line)), soft_wrap=True)
         return
     files, sizes = Counter[str](), Counter[str]()
@@ -289,6 +318,7 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
             f"rewind the checkpoint of the query, too: statekeeper rewind CHECKPOINT --to-batch {planned.batch} "
             f"--query-id {query_id} --apply --confirm-stopped" + ("" if is_done else " (--apply prints the ID)")
         )
+    notes += _file_sink_notes(prepared, is_done=is_done)
     notes += _sink_notes(prepared)
     if gathered.crosses_conversion:
         notes.append(
@@ -298,6 +328,29 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     if gathered.binding is not None:
         notes.append(f"start the job once with DeltaSink(..., continue_at_batch={planned.batch + 1})")
     return notes
+
+
+def _file_sink_notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
+    """What happens to the log of a file sink, or what was not checked."""
+    log = prepared.plan.file_sink
+    if log is None:
+        if prepared.gathered.binding is not None or prepared.has_no_file_sink:
+            return []
+        return [
+            "not checked: whether the query writes files with Spark's file sink (parquet, json, csv, orc or text, with a "
+            "path), because a checkpoint does not name its sink. If it does, add --file-sink URL: otherwise the sink skips "
+            "the later batches, and the query fails"
+        ]
+    if not log.later:
+        return [f"the log of the file sink {log.url} has no entry of later batches"]
+    first, last = min(log.later.values()), max(log.later.values())
+    batches = f"batch {first:,}" if first == last else f"batches {first:,} to {last:,}"
+    moves = f"of the file sink {log.url}, {'' if is_done else 'rewind moves '}the entries of {batches}"
+    return [
+        f"{moves} {'were moved ' if is_done else ''}from {LOG}/ to the quarantine of the checkpoint",
+        f"the output files of {batches} stay in {log.url}. Spark no longer reads them. A reader that lists the folder "
+        f"without {LOG}/ reads them in addition to the files of the repeated batches",
+    ]
 
 
 def _sink_notes(prepared: PreparedRewind) -> list[str]:

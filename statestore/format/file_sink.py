@@ -96,6 +96,27 @@ def next_entry(entries: Iterable[LogEntry], batch: int, url: str) -> NextEntry:
     return NextEntry(_named(batch, interval), needed, interval, is_known)
 
 
+def kept_entries(entries: Iterable[LogEntry], batch: int, url: str) -> tuple[LogEntry, ...]:
+    """Return the entries that a reader needs if `batch` is the newest batch of the log: the newest compaction up to it, or
+    batch 0, and all later ones. `url`: of the output folder, for errors.
+
+    Raises `ObjectMissing` if one of them is missing.
+    """
+    found = {entry for entry in entries if entry.batch <= batch}
+    first = max((entry for entry in found if entry.is_compacted), default=LogEntry(0))
+    needed = (first, *(LogEntry(number) for number in range(first.batch + 1, batch + 1)))
+    missing = next((entry for entry in needed if entry not in found), None)
+    if missing is not None:
+        raise ObjectMissing(
+            f"is missing; without this entry, the sink and its readers fail after a rewind to batch {batch}; nothing was "
+            "changed",
+            path=f"{url}/{missing.path}",
+            hint="make sure that --file-sink is the `path` of the sink of this query. If it is, restore the file from a "
+            "backup. If an earlier rescale ran without --file-sink, rewind the query to the batch before the rescale",
+        )
+    return needed
+
+
 def require_entry(head: bytes, last: bytes, path: str) -> None:
     """Verify the first three bytes and the last byte of an entry. Raises `UnknownFormatVersion`, `CorruptFile`."""
     if head not in (EMPTY, EMPTY + b"\n"):

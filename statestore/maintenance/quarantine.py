@@ -1,8 +1,9 @@
 """Quarantine of repairs, rewinds and switchovers: files as they were, so that they can be restored.
 
     _statekeeper/aside/<run>.json      the query position after the run: {"batch": 4, "commit": "<SHA-256 of commits/4>"};
-                                       a rewind adds the commits that it removes, the files that it rewrites, and its order
-    _statekeeper/aside/<run>/<path>    the file that was at <path>
+                                       a rewind adds the commits that it removes, the files that it rewrites, its order,
+                                       and the output folder of the query's file sink
+    _statekeeper/aside/<run>/<path>    the file that was at <path>; `_spark_metadata/...`: in the output folder
 
 A quarantined snapshot still requires SST files in its store's folder. Retention keeps these files, and deletes quarantined
 files after the period in its policy.
@@ -14,6 +15,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, Unkno
 from statestore.format import names
 from statestore.format.names import StoreFileKind, StorePath
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statestore.format.untrusted import BAD_VALUES, parsed_json, text
 from statestore.maintenance import hidden_checksums
 from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_or_none
 from statestore.storage.base import MOST_READ_BYTES
@@ -55,12 +57,14 @@ class QuarantineRecord:
     rewound    the SHA-256 of each commit that a rewind removes, by batch
     rewritten  the SHA-256 of each file that a rewind writes, by path
     order      the paths in the order in which a rewind removes them; undo restores them in the opposite order
+    file_sink  the output folder of the query's file sink, from whose log a rewind removes entries; None without one
     """
 
     position: QueryPosition
     rewound: Mapping[int, str] = field(default_factory=dict)
     rewritten: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    file_sink: str | None = None
 
     def encoded(self) -> bytes:
         """Encode the record. That of a repair has only the position."""
@@ -68,6 +72,8 @@ class QuarantineRecord:
         if self.order:
             rewound = {str(batch): digest for batch, digest in self.rewound.items()}
             body |= {"rewound": rewound, "rewritten": dict(self.rewritten), "order": list(self.order)}
+        if self.file_sink is not None:
+            body["file_sink"] = self.file_sink
         return json.dumps(body).encode()
 
 
@@ -89,29 +95,32 @@ def recorded(storage: Storage, run: str) -> QuarantineRecord | None:
             rewound={int(batch): str(digest) for batch, digest in dict(body.get("rewound", {})).items()},
             rewritten={str(path): str(digest) for path, digest in dict(body.get("rewritten", {})).items()},
             order=tuple(str(path) for path in body.get("order", ())),
+            file_sink=None if (sink := body.get("file_sink")) is None else text(sink),
         )
     except BAD_VALUES as error:
         hint = "if the query has not committed since, copy the files in this folder back to their paths"
         raise CorruptFile("is not a valid query position", path=path, hint=hint) from error
 
 
-def copy_inside(storage: Storage, entry: Entry, path: str, *, scratch: Path) -> None:
-    """Copy a file of the checkpoint to another path in it; the storage service copies it if it can.
+def copy_file(source: Storage, entry: Entry, target: Storage, path: str, *, scratch: Path) -> None:
+    """Copy a file of the checkpoint to another path in it, or between the checkpoint and the output folder of its sink; the
+    storage service copies it if it can.
 
     `scratch`: a folder for a large file that passes through this machine. Raises `ObjectMissing`, `SourceChanged` if the
     file has changed since it was listed, `AlreadyExists`, `StorageError`.
     """
-    try:
-        storage.copy(path, storage.location, entry)
-    except NotImplementedError:
-        if entry.size_bytes <= MOST_READ_BYTES:
-            storage.create(path, storage.read(entry.path))
+    with suppress(NotImplementedError):
+        if target is source or target.location.can_copy_from(source.location):
+            target.copy(path, source.location, entry)
             return
-        scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            piece = Path(folder) / "file"
-            storage.download(entry.path, piece, expected_bytes=entry.size_bytes)
-            storage.create(path, piece)
+    if entry.size_bytes <= MOST_READ_BYTES:
+        target.create(path, source.read(entry.path))
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        piece = Path(folder) / "file"
+        source.download(entry.path, piece, expected_bytes=entry.size_bytes)
+        target.create(path, piece)
 
 
 def require_deleted(storage: Storage, path: str, body: bytes) -> None:

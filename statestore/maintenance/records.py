@@ -138,6 +138,7 @@ def of_rewind(plan: RewindPlan) -> list[Record]:
         "newest_batch": plan.newest,
         "former_query_id": plan.former_query,
         "query_id": plan.query,
+        **({} if plan.file_sink is None else {"file_sink": plan.file_sink.url}),
     }
     return [head, *map(of_rewind_action, plan.actions)]
 

@@ -168,11 +168,19 @@ def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, cloc
 
 
 def rewind(
-    storage: Storage, planned: RewindPlan, *, run: str, holder: str, clock: Clock, scratch: Path
+    storage: Storage,
+    planned: RewindPlan,
+    *,
+    run: str,
+    holder: str,
+    clock: Clock,
+    scratch: Path,
+    sink: Storage | None = None,
 ) -> Iterator[RewindAction]:
-    """Execute a rewind; yield the action after each file. Raises as `rewinds.execute`, and `RootHeld`."""
+    """Execute a rewind; yield the action after each file. `sink`: the output folder, if the plan has a file sink. Raises as
+    `rewinds.execute`, and `RootHeld`."""
     with _leased(storage, "rewind", run, records.of_rewind(planned), holder, clock) as (held, done):
-        for action in rewinds.execute(storage, planned, run=run, scratch=scratch):
+        for action in rewinds.execute(storage, planned, run=run, scratch=scratch, sink=sink):
             done.append(records.of_rewind_action(action))
             held.beat()
             held.require()
@@ -180,12 +188,20 @@ def rewind(
 
 
 def undo_repair(
-    storage: Storage, undone: str, *, run: str, holder: str, clock: Clock, verb: str = "repair"
+    storage: Storage,
+    undone: str,
+    *,
+    run: str,
+    holder: str,
+    clock: Clock,
+    verb: str = "repair",
+    open_sink: Callable[[str], Storage] = open_storage,
 ) -> Iterator[str]:
-    """Undo a repair, or another `verb`; yield the path of each restored file. Raises as the functions of `undo`, and
-    `RootHeld`."""
+    """Undo a repair, or another `verb`; yield the path of each restored file. `open_sink` opens the output folder of a
+    query with a file sink. Raises as the functions of `undo`, and `RootHeld`."""
     with _leased(storage, verb, run, [{"undo": undone}], holder, clock) as (held, done):
-        for path in undo.execute(storage, undone, undo.plan(undo.gather(storage, undone))):
+        gathered = undo.gather(storage, undone, open_sink)
+        for path in undo.execute(storage, undone, undo.plan(gathered), sink=gathered.sink):
             done.append({"put_back": path})
             held.beat()
             held.require()

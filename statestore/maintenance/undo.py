@@ -6,7 +6,7 @@ Undo requires the query position of the repair. Race otherwise, in structure V1:
 rolled-back batch; the query commits that version again; undo restores the old snapshot, and a restart loads it. Undo also
 requires all SST files of a snapshot. A rewind may be half done, or half undone: then the newest commit is one of those that
 it removes, and all later ones are in quarantine. Its files are restored in the opposite order, so that a crash at any
-request leaves a checkpoint that loads.
+request leaves a checkpoint that loads. Entries of a file sink are restored in the output folder of the query.
 
 The query must be stopped. The caller ensures this.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -23,12 +23,13 @@ from pathlib import Path
 from statestore import catalog
 from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
+from statestore.format.file_sink import LogEntry, parse_entry
 from statestore.format.names import StoreFileKind
 from statestore.format.operators import with_schema_uris
 from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import quarantine
+from statestore.maintenance import file_sinks, quarantine
 from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.storage import Entry, Storage, at_once, read_or_none
+from statestore.storage import Entry, Storage, at_once, open_storage, read_or_none
 from statestore.storage.base import MOST_READ_BYTES
 
 _WHICH_RUN = f"use the id that --apply printed; {names.QUARANTINE}/ has one folder for each id"
@@ -58,13 +59,21 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoFacts:
-    """The facts of an undo. `record`: of the run, with the query position after it; `position_now`: the query position."""
+    """The facts of an undo.
+
+    record        of the run, with the query position after it
+    position_now  the query position
+    sink          the output folder of the query, if the run has moved entries of its file sink
+    elsewhere     the runs whose quarantine has an entry of the file sink that the sink needs after this undo
+    """
 
     run: str
     url: str
     record: QuarantineRecord | None
     position_now: QueryPosition
     kept: tuple[Kept, ...]
+    sink: Storage | None = None
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,9 @@ class PutBack:
     size_bytes: int
 
 
-def gather(storage: Storage, run: str) -> UndoFacts:
+def gather(storage: Storage, run: str, open_sink: Callable[[str], Storage] = open_storage) -> UndoFacts:
     """Gather the facts. Requests: listings of `state/`, the commit log and the quarantine; up to two for each quarantined
-    file.
+    file. `open_sink` opens the output folder of a query with a file sink.
 
     Raises `RefusedAsUnsafe` for an invalid run id, `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `StorageError`.
     """
@@ -95,19 +104,22 @@ def gather(storage: Storage, run: str) -> UndoFacts:
     tables = {entry.path: entry.size_bytes for of_store in files.values() for entry in of_store.tables.values()}
     # A rewind also quarantines the tables of stores that the target does not have.
     tables |= {_original(run, entry): entry.size_bytes for entry in quarantined}
+    of_sink = any(parse_entry(_original(run, entry)) is not None for entry in quarantined)
+    sink = open_sink(record.file_sink) if record is not None and record.file_sink is not None and of_sink else None
     found: dict[str, Kept] = {}
 
     def look(entry: Entry) -> None:
         path = _original(run, entry)
+        place = _place(storage, sink, path)
         if entry.size_bytes > MOST_READ_BYTES:
-            # A changelog. A crash between its copy and its deletion leaves both.
-            present = storage.stat(path)
+            # A changelog, or a log of files. A crash between its copy and its deletion leaves both.
+            present = place.stat(path)
             is_same = present is not None and present.size_bytes == entry.size_bytes
             state = There.NOTHING if present is None else There.SAME if is_same else There.OTHER
             found[path] = Kept(path, state, entry.size_bytes)
             return
         body = storage.read(entry.path)
-        there = _there(storage, path, body, rewritten.get(path))
+        there = _there(place, path, body, rewritten.get(path))
         found[path] = Kept(path, there, entry.size_bytes, _lacks(path, body, tables))
 
     at_once(look, quarantined)
@@ -117,7 +129,38 @@ def gather(storage: Storage, run: str) -> UndoFacts:
         record=record,
         position_now=position,
         kept=tuple(found[path] for path in sorted(found)),
+        sink=sink,
+        elsewhere=() if record is None else _elsewhere(storage, run, record, found, open_sink),
     )
+
+
+def _elsewhere(
+    storage: Storage, run: str, record: QuarantineRecord, kept: Collection[str], open_sink: Callable[[str], Storage]
+) -> tuple[str, ...]:
+    """Return the other runs whose quarantine has entries of the file sink for the batches that this run puts back.
+
+    Failure sequence without it: a rewind leaves the sink as it is; a second rewind removes the entries; the first one is
+    undone; the query continues after these batches, and no reader lists their files.
+    """
+    by_run: dict[str, set[LogEntry]] = {}
+    for other in storage.list(names.QUARANTINE):
+        place = names.parse_quarantined(other.path)
+        entry = parse_entry(place[1]) if place is not None and place[0] != run else None
+        if place is not None and entry is not None and entry.batch in record.rewound and entry.path not in kept:
+            by_run.setdefault(place[0], set()).add(entry)
+    found = []
+    for other_run, entries in by_run.items():
+        of_other = quarantine.recorded(storage, other_run)
+        if of_other is not None and of_other.file_sink is not None:
+            there = file_sinks.listed(open_sink(of_other.file_sink))
+            if not entries <= there.keys():
+                found.append(other_run)
+    return tuple(sorted(found))
+
+
+def _place(storage: Storage, sink: Storage | None, path: str) -> Storage:
+    """Return the storage in which a quarantined file was."""
+    return storage if sink is None or parse_entry(path) is None else sink
 
 
 def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
@@ -136,11 +179,19 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
         )
     _require_position(record, gathered.position_now)
     _require_all_commits(gathered, record)
+    if gathered.elsewhere:
+        raise RefusedAsUnsafe(
+            f"a later rewind, {gathered.elsewhere[0]}, has moved entries of the file sink to quarantine that belong to the "
+            "batches of this run; nothing was restored",
+            path=names.quarantine_position(gathered.elsewhere[0]),
+            hint=f"first run: statekeeper rewind {gathered.url} --undo {gathered.elsewhere[0]} --confirm-stopped",
+        )
     for one in gathered.kept:
         if one.there is There.OTHER:
+            is_of_sink = gathered.sink is not None and parse_entry(one.path) is not None
             raise RefusedAsUnsafe(
                 "was written again after the run; nothing was restored",
-                path=one.path,
+                path=f"{record.file_sink}/{one.path}" if is_of_sink else one.path,
                 hint="the query has run since. To restore the quarantined file nevertheless, delete this file. Then run "
                 "this command again",
             )
@@ -188,20 +239,24 @@ def _require_all_commits(gathered: UndoFacts, record: QuarantineRecord) -> None:
             )
 
 
-def execute(storage: Storage, run: str, planned: Sequence[PutBack], *, scratch: Path | None = None) -> Iterator[str]:
-    """Restore the files. Yields each path after it is restored. `scratch`: a folder for large files; None for the system's.
+def execute(
+    storage: Storage, run: str, planned: Sequence[PutBack], *, sink: Storage | None = None, scratch: Path | None = None
+) -> Iterator[str]:
+    """Restore the files. Yields each path after it is restored. `sink`: as in the facts; `scratch`: a folder for large
+    files; None for the system's.
 
     *Guarantee*: a quarantined file is deleted only after it is restored, so that a crash at any request loses nothing and
     another run completes the undo. Raises `RefusedAsUnsafe` if a file was written meanwhile, `StorageError`.
     """
     for action in planned:
         kept = names.quarantine(run, action.path)
+        place = _place(storage, sink, action.path)
         if action.size_bytes > MOST_READ_BYTES:
-            _copy_back(storage, kept, action.path, scratch or Path(tempfile.gettempdir()))
+            _copy_back(storage, kept, place, action.path, scratch or Path(tempfile.gettempdir()))
         elif action.replaces:
             storage.replace(action.path, storage.read(kept), like=kept)
         else:
-            _create(storage, action.path, storage.read(kept), like=kept)
+            _create(place, action.path, storage.read(kept), like=kept if place is storage else None)
         storage.delete([kept])
         yield action.path
     storage.delete([names.quarantine_position(run)])
@@ -255,14 +310,14 @@ def _lacks(path: str, body: bytes, tables: Mapping[str, int]) -> str | None:
     return next((table for table, size_bytes in named.items() if tables.get(table) != size_bytes), None)
 
 
-def _copy_back(storage: Storage, kept: str, path: str, scratch: Path) -> None:
+def _copy_back(storage: Storage, kept: str, place: Storage, path: str, scratch: Path) -> None:
     entry = storage.stat(kept)
     if entry is None:
         raise ObjectMissing("was deleted during the undo", path=kept)
-    quarantine.copy_inside(storage, entry, path, scratch=scratch)
+    quarantine.copy_file(storage, entry, place, path, scratch=scratch)
 
 
-def _create(storage: Storage, path: str, body: bytes, *, like: str) -> None:
+def _create(storage: Storage, path: str, body: bytes, *, like: str | None) -> None:
     try:
         storage.create(path, body, like=like)
     except AlreadyExists as error:

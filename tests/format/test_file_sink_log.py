@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
-from statestore.format.file_sink import LOG, LogEntry, NextEntry, next_entry, parse_entry, require_entry
+from statestore.format.file_sink import LOG, LogEntry, NextEntry, kept_entries, next_entry, parse_entry, require_entry
 
 URL = "s3://bucket/output"
 
@@ -106,3 +106,17 @@ def test_an_entry_of_another_version_or_without_its_end_is_rejected() -> None:
             require_entry(head, b"}", "an entry")
     with pytest.raises(CorruptFile):
         require_entry(b"v1\n", b"x", "an entry")
+
+
+@given(batches=st.integers(1, 60), interval=st.integers(2, 12), data=st.data())
+def test_a_reader_needs_the_newest_compaction_up_to_a_batch_and_the_entries_after_it(
+    batches: int, interval: int, data: st.DataObject
+) -> None:
+    batch = data.draw(st.integers(0, batches - 1))
+    needed = kept_entries(log(batches, interval), batch, URL)
+    first = max((entry for entry in log(batch + 1, interval) if entry.is_compacted), default=LogEntry(0))
+    assert needed == tuple(entry for entry in log(batch + 1, interval) if entry >= first)
+    lost = data.draw(st.sampled_from(needed))
+    if not lost.is_compacted:
+        with pytest.raises(ObjectMissing, match=f"{LOG}/{lost.batch}: is missing"):
+            kept_entries(set(log(batches, interval)) - {lost}, batch, URL)

@@ -31,6 +31,6 @@ def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
     return run
 
 
-def undone(storage: Storage, run: str) -> list[str]:
+def undone(storage: Storage, run: str, **how: Any) -> list[str]:
     by = maintainer()
-    return passes.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True)
+    return passes.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True, **how)

@@ -23,6 +23,7 @@ from statestore.format.state_conf import shuffle_partitions
 from statestore.later_schemas import OlderSchemas
 from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
+from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.origin import Origin
 from statestore.stateless import Stateless
 from statestore.storage import Omitted, RequestCounts
@@ -114,6 +115,7 @@ class RootFacts:
     moved             operator metadata that refers to schemas outside the root
     older_metadata    problems of operator metadata of older batches
     batch_logs        problems of batch logs
+    skipped           the batches that Spark skipped after a rewind
     """
 
     query: str | FileProblem
@@ -133,6 +135,7 @@ class RootFacts:
     moved: tuple[Moved, ...] = ()
     older_metadata: tuple[FileProblem, ...] = ()
     batch_logs: tuple[FileProblem, ...] = ()
+    skipped: SkippedBatches | None = None
 
 
 class Keeper(Enum):

@@ -46,6 +46,7 @@ class FindingKind(Enum):
     STORE_UNKNOWN_FORMAT = "a store has an unsupported format"
     STORE_NOT_AUDITED = "a store cannot be audited"
     STORE_UNDESCRIBED = "a store has files but no metadata"
+    BATCHES_SKIPPED = "Spark skipped batches after a rewind, because the log of its file sink has them"
     CHANGELOG_MISSING = "a changelog is missing"
     CHANGELOG_UNREADABLE = "a changelog cannot be read"
     CHANGELOG_REPLACED = "a changelog was replaced after its commit"

@@ -20,11 +20,12 @@ from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.later_schemas import OlderSchemas
-from statestore.maintenance import hidden_checksums, moved, quarantine, time_line, verification
+from statestore.maintenance import hidden_checksums, moved, quarantine, skipped_batches, time_line, verification
 from statestore.maintenance.audit import checksums, commits
 from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, gather_store
+from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.origin import Origin, origin_among
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
@@ -87,6 +88,7 @@ def gather(
             layouts=layouts(storage, root.operators, {entry.path for entry in state}, provider),
             moved=tuple(one for one in found_moved if one is not None),
             older_metadata=_older_metadata(storage, root, state),
+            skipped=_skipped(storage, log, files, control),
         )
     described = _described(root, log, files)
     committed, gone, misfits = commits.committed(root, log, described)
@@ -133,6 +135,19 @@ def gather(
         changed=_changed(storage, log, root) if scratch is not None else (),
         stateless=without_state,
     )
+
+
+def _skipped(
+    storage: Storage, log: LogFacts, files: Mapping[StorePath, StoreFiles], control: Sequence[Entry]
+) -> SkippedBatches | None:
+    """Return the batches that Spark skipped after a rewind. No request if the newest batch has state."""
+    newest = max(
+        (version.version for one in files.values() for version in (*one.changelogs, *one.snapshots)), default=0
+    )
+    if max((*log.commits, *log.offsets), default=-1) < newest:
+        return None
+    rewinds = skipped_batches.rewinds(storage, (entry.path for entry in control))
+    return skipped_batches.find(rewinds, committed=log.commits, begun=log.offsets, newest_version=newest)
 
 
 def _undescribed(storage: Storage, stores: set[StorePath], control: Sequence[Entry]) -> tuple[StorePath, ...]:

@@ -48,6 +48,7 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
         findings += of_store(one, policy, restart)
         findings += judge_spark.of_store(facts, one, restart)
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
+    findings = [*judge_spark.of_skipped_batches(facts), *judge_spark.without_skipped_versions(facts, findings)]
     findings += [_undescribed(store) for store in facts.undescribed if store not in _in_progress(facts)]
     order = {kind: number for number, kind in enumerate(FindingKind)}
     findings.sort(key=lambda f: (f.severity, order[f.kind], f.store or StorePath(-1, -1), f.file))

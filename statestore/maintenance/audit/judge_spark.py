@@ -7,7 +7,7 @@ query). The described behavior was observed on Spark 4.2 unless a text names ano
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from statestore.catalog import StoreFiles
 from statestore.file_problem import FileProblem
@@ -27,6 +27,11 @@ from statestore.origin import Origin
 from statestore.storage.omissions import SYMBOLIC_LINK
 
 _MOVE = "move the file out of the checkpoint"
+
+
+def is_v2(facts: AuditFacts) -> bool:
+    """Return whether the newest readable commit has structure V2."""
+    return bool(facts.logs.readable) and not is_v1(facts)
 
 
 def is_v1(facts: AuditFacts) -> bool:
@@ -102,6 +107,44 @@ def of_logs(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Itera
         # The query was rolled back to its beginning; its next structure is unknown.
         for store, files in facts.uncommitted.items():
             yield from _of_rolled_back_files(store, files, facts.logs.newest_version, is_v1=True)
+
+
+def of_skipped_batches(facts: AuditFacts) -> Iterator[Finding]:
+    """Yield the finding about batches that Spark skipped after a rewind without the file sink of the query."""
+    skipped = facts.root.skipped
+    if skipped is None:
+        return
+    if skipped.is_committed:
+        yield root_finding(
+            FindingKind.BATCHES_SKIPPED,
+            names.commits(skipped.first),
+            f"was committed without state, like all of {skipped.in_words} since the rewind to batch {skipped.target}: the "
+            "log of the query's file sink still has these batches, so Spark skipped them",
+            f"the query cannot start; the newest batch that every store can restore is {skipped.target}. Another rewind "
+            "without the sink has the same result",
+            f"stop the query and run: {skipped.way_out}",
+        )
+    elif is_v2(facts):
+        yield root_finding(
+            FindingKind.BATCHES_SKIPPED,
+            names.offsets(skipped.first),
+            f"began after the rewind to batch {skipped.target}, and no task has written state",
+            "if the query writes files with Spark's file sink, the log of the sink may still have this batch: each start "
+            "then fails with `CheckpointInfo length: 0`. If the query was stopped before its first task, it can start",
+            f"if the query fails so, stop it and run: {skipped.way_out}",
+            Severity.WARNING,
+        )
+
+
+def without_skipped_versions(facts: AuditFacts, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings without those about missing versions of skipped batches: no backup has these versions."""
+    skipped = facts.root.skipped
+    for one in findings:
+        if skipped is not None and skipped.is_committed and one.kind is FindingKind.CHANGELOG_MISSING:
+            place = names.parse_file_of_any_provider(one.file)
+            if place is not None and place[1].version.version > skipped.target + 1:
+                continue
+        yield one
 
 
 def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore.errors import StatekeeperError, VersionNotLoadable
+from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.maintenance import rewind, runs
@@ -17,6 +17,7 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.quiet import require_stopped
 from statestore.maintenance.rewind import (
     DeltaPosition,
+    FileSinkLog,
     RewindAction,
     RewindFacts,
     RewindPlan,
@@ -24,7 +25,7 @@ from statestore.maintenance.rewind import (
     SourceNeed,
 )
 from statestore.origin import origin_of
-from statestore.storage import Storage
+from statestore.storage import Storage, open_storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class PreparedRewind:
 
     sink     the version of the Delta table that belongs to the target; None without a table
     sources  the data that each source must still have, and the data that it no longer has
+    file_sink, has_no_file_sink: see `plan`
     """
 
     policies: Policies
@@ -40,6 +42,8 @@ class PreparedRewind:
     plan: RewindPlan
     sink: DeltaPosition | None
     sources: tuple[SourceNeed, ...]
+    file_sink: Storage | None
+    has_no_file_sink: bool
     refusals: Refusals
 
 
@@ -53,19 +57,30 @@ def plan(
     query_id: str | None = None,
     keep_query_id: bool = False,
     sink: Storage | None = None,
+    file_sink: Storage | None = None,
+    has_no_file_sink: bool = False,
     sources: SourceLocations | None = None,
     restored: Callable[[StorePath], None] = lambda store: None,
 ) -> PreparedRewind:
     """Plan a rewind to a batch, and restore each store at that batch below `scratch`. Reads only.
 
     `query_id`: the id that the query gets, by default a random one. `keep_query_id`: the query keeps its id. `sink`: the
-    Delta table that the query writes. `sources`: where its sources have their data. `restored` is called after each store.
-    Raises as `rewind.gather`, `rewind.delta_position`, `rewind.look_up`.
+    Delta table that the query writes. `file_sink`: the output folder, if the query writes files with Spark's file sink.
+    `has_no_file_sink`: the query has none, although the checkpoint indicates one. `sources`: where its sources have their
+    data. `restored` is called after each store.
+    Raises as `rewind.gather`, `rewind.file_sink_log`, `rewind.delta_position`, `rewind.look_up`; `RefusedAsUnsafe` if a
+    state root of a Python job is given a file sink.
     """
     gathered = rewind.gather(storage, batch)
+    if file_sink is not None and gathered.binding is not None:
+        raise RefusedAsUnsafe(
+            "is a state root, and no file sink of Spark belongs to it; nothing was changed",
+            path=storage.url,
+            hint="run this command without --file-sink",
+        )
     needs = rewind.look_up(gathered.sources, sources or SourceLocations())
     chosen = None if keep_query_id else query_id or by.ids.fresh()
-    planned = rewind.plan(gathered, query_id=chosen)
+    planned = rewind.plan(gathered, query_id=chosen, sink=_log_of(file_sink, gathered))
     found: list[StatekeeperError] = list(planned.refusals)
     if not found:
         conf = origin_of(storage).state_conf(storage, gathered.heads, tuple(Provider))
@@ -74,10 +89,22 @@ def plan(
         )
         found += [_unproved(store, error) for store, error in sorted(failed.items())]
     position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
-    refusals = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found)
+    if planned.actions and file_sink is None and not has_no_file_sink:
+        found += guards.refusals(rewind.require_file_sink_named(gathered))
     return PreparedRewind(
-        policies=policies, gathered=gathered, plan=planned, sink=position, sources=needs, refusals=refusals
+        policies=policies,
+        gathered=gathered,
+        plan=planned,
+        sink=position,
+        sources=needs,
+        file_sink=file_sink,
+        has_no_file_sink=has_no_file_sink,
+        refusals=guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found),
     )
+
+
+def _log_of(file_sink: Storage | None, gathered: RewindFacts) -> FileSinkLog | None:
+    return None if file_sink is None else rewind.file_sink_log(file_sink, gathered.batch, known=gathered.known)
 
 
 def _unproved(store: StorePath, error: StatekeeperError) -> VersionNotLoadable:
@@ -114,20 +141,35 @@ def execute(
     # The query may have been running when the first plan was made.
     gathered = rewind.gather(storage, prepared.plan.batch)
     query_id = None if prepared.plan.query == gathered.query_id else prepared.plan.query
-    again = rewind.plan(gathered, query_id=query_id)
+    again = rewind.plan(gathered, query_id=query_id, sink=_log_of(prepared.file_sink, gathered))
     guards.require_none((*again.refusals, *guards.refusals(guards.half_switched(storage))))
     starting()
-    for action in runs.rewind(storage, again, run=run, holder=by.holder, clock=by.clock, scratch=scratch):
+    done = runs.rewind(
+        storage, again, run=run, holder=by.holder, clock=by.clock, scratch=scratch, sink=prepared.file_sink
+    )
+    for action in done:
         progress(action)
     return replace(prepared, gathered=gathered, plan=again)
 
 
-def undo(storage: Storage, policies: Policies, undone: str, by: Maintainer, *, run: str, stopped: bool) -> list[str]:
+def undo(
+    storage: Storage,
+    policies: Policies,
+    undone: str,
+    by: Maintainer,
+    *,
+    run: str,
+    stopped: bool,
+    open_sink: Callable[[str], Storage] = open_storage,
+) -> list[str]:
     """Restore all files that the run `undone` moved into quarantine; returns their paths. `stopped`: as in `execute`.
+    `open_sink` opens the output folder of a query with a file sink.
 
     Raises the first refusal; `RefusedAsUnsafe` while the query runs, and if it has committed since; as `runs.undo_repair`.
     """
     guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    restored = runs.undo_repair(storage, undone, run=run, holder=by.holder, clock=by.clock, verb="rewind")
+    restored = runs.undo_repair(
+        storage, undone, run=run, holder=by.holder, clock=by.clock, verb="rewind", open_sink=open_sink
+    )
     return list(restored)

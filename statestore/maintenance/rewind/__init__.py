@@ -3,6 +3,7 @@
     gather    listings, the commits that go, the chains of each store at the batch    reads only
     prove     restores each store at the batch on local disk                          reads only
     sinks     finds the version of a Delta table that belongs to the batch            reads only
+    file_sink finds the entries of later batches in the log of Spark's file sink      reads only
     sources   looks up the data that the query reads again                            reads only
     plan      the files to quarantine, in order, and the files to rewrite             pure
     execute   one file after another, from the newest batch down
@@ -13,6 +14,9 @@ later run completes the rewind, and `undo` reverses it.
 
 from statestore.maintenance.rewind.execute import execute
 from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.maintenance.rewind.file_sink import FileSinkLog
+from statestore.maintenance.rewind.file_sink import gather as file_sink_log
+from statestore.maintenance.rewind.file_sink import require_named as require_file_sink_named
 from statestore.maintenance.rewind.gather import batch_at, gather
 from statestore.maintenance.rewind.plan import MoveAway, RewindAction, RewindPlan, RewindReason, Rewrite, plan
 from statestore.maintenance.rewind.prove import prove
@@ -21,6 +25,7 @@ from statestore.maintenance.rewind.sources import SourceLocations, SourceNeed, c
 
 __all__ = [
     "DeltaPosition",
+    "FileSinkLog",
     "MoveAway",
     "RewindAction",
     "RewindFacts",
@@ -33,8 +38,10 @@ __all__ = [
     "client_properties",
     "delta_position",
     "execute",
+    "file_sink_log",
     "gather",
     "look_up",
     "plan",
     "prove",
+    "require_file_sink_named",
 ]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from statestore.format import names
 from statestore.maintenance import quarantine
-from statestore.maintenance.rewind.plan import RewindAction, RewindPlan, Rewrite
+from statestore.maintenance.rewind.plan import RewindAction, RewindPlan, RewindReason, Rewrite
 from statestore.storage import Storage
 
 
-def execute(storage: Storage, planned: RewindPlan, *, run: str, scratch: Path) -> Iterator[RewindAction]:
-    """Execute the plan. Yields each action after it is done.
+def execute(
+    storage: Storage, planned: RewindPlan, *, run: str, scratch: Path, sink: Storage | None = None
+) -> Iterator[RewindAction]:
+    """Execute the plan. Yields each action after it is done. `sink`: the output folder, if the plan has a file sink.
 
     *Guarantee*: each file is quarantined before it is removed or rewritten, and a crash at any request leaves a checkpoint
     that loads. The next plan contains the remaining actions; `undo` reverses the executed ones. `scratch`: a folder for
@@ -22,9 +24,13 @@ def execute(storage: Storage, planned: RewindPlan, *, run: str, scratch: Path) -
     if planned.actions:
         quarantine.begin(storage, run, planned.record)
     for action in planned.actions:
-        quarantine.copy_inside(storage, action.entry, names.quarantine(run, action.path), scratch=scratch)
+        source = storage
+        if action.reason is RewindReason.FILE_SINK:
+            assert sink is not None
+            source = sink
+        quarantine.copy_file(source, action.entry, storage, names.quarantine(run, action.path), scratch=scratch)
         if isinstance(action, Rewrite):
             storage.replace(action.path, action.body)
         else:
-            storage.delete([action.path])
+            source.delete([action.path])
         yield action

@@ -14,6 +14,7 @@ from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.quarantine import QueryPosition
 from statestore.maintenance.rewind.sources import SourceData
+from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.storage import Entry
 
 
@@ -39,6 +40,9 @@ class RewindFacts:
     sources             the data that each source must still have, by source
     query_id            of the query; that of a Python job is in the binding
     former_ids          its ids before and after earlier rewinds and claims
+    known               the newest batch that the query has begun, before earlier rewinds, too
+    file_sinks          the output folders of a file sink that earlier runs of Statekeeper name
+    skipped             the batches that Spark skipped after an earlier rewind, see `skipped_batches`; None if none
     binding             of a root of a Python job, as in its file; None for a native checkpoint
     rows                the state schemas of a Python job that a later batch has extended, by path, as of the target
     metadata            the bytes of the metadata of its operators, by path
@@ -63,6 +67,9 @@ class RewindFacts:
     sources: Mapping[str, SourceData]
     query_id: str
     former_ids: frozenset[str]
+    known: int
+    file_sinks: frozenset[str]
+    skipped: SkippedBatches | None
     binding: Binding | None
     rows: Mapping[str, bytes]
     metadata: Mapping[str, bytes]

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
-from statestore import attempts, binding, catalog
+from statestore import attempts, binding, catalog, switch_journal
 from statestore.attempt_outputs import parsed_position
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog, batches_of
@@ -25,13 +26,13 @@ from statestore.format.names import StorePath
 from statestore.format.provider import PROVIDER, Provider
 from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.maintenance import source_positions
-from statestore.maintenance.quarantine import QueryPosition
+from statestore.maintenance import skipped_batches, source_positions
+from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.maintenance.rewind import sources
 from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.maintenance.row_schemas import rows_at
 from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, at_once, list_members, read_or_none
+from statestore.storage import Storage, at_once, list_members, read_lines, read_or_none
 
 Placing = tuple[str | None, str | None]
 """The provider and the number of partitions in an offset log. A query keeps them; a rewrite appends a batch with others."""
@@ -139,6 +140,9 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
     query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    earlier = _earlier_rewinds(storage, entries)
+    undoable = skipped_batches.rewinds(storage, entries)
+    begun = {one for path in entries if (one := _batch_in(path, names.OFFSETS)) is not None}
     described = [names.operator_metadata(operator) for operator in range(len(bound.stores) if bound else 0)]
     return RewindFacts(
         url=storage.url,
@@ -158,7 +162,16 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         positions=file_source.positions(offsets, newest_offsets, entries),
         sources=sources.read(storage, offsets, newest_offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
-        former_ids=_former_ids(storage, entries) | set(() if bound is None else bound.former_ids),
+        former_ids=frozenset(one for body in earlier for one in (str(body["former_query_id"]), str(body["query_id"])))
+        | set(() if bound is None else bound.former_ids),
+        known=max((newest, *begun, *(one for record in undoable for one in record.rewound), *map(_newest_of, earlier))),
+        file_sinks=_file_sinks(storage, entries, earlier, undoable),
+        skipped=skipped_batches.find(
+            undoable,
+            committed=[one for path in entries if (one := _batch_in(path, names.COMMITS)) is not None],
+            begun=begun,
+            newest_version=_newest_version(entries),
+        ),
         binding=bound,
         rows=rows_at(storage, batch, entries) if is_own else {},
         metadata={path: storage.read(path) for path in described if path in entries},
@@ -204,21 +217,47 @@ def _placing(log: OffsetLog) -> Placing:
     return log.conf.get(PROVIDER), log.conf.get(logs.SHUFFLE_PARTITIONS)
 
 
-def _former_ids(storage: Storage, paths: Iterable[str]) -> frozenset[str]:
-    """Return the query ids before and after the earlier rewinds whose records retention has kept."""
-    found = set()
+def _earlier_rewinds(storage: Storage, paths: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the heads of the plans of the earlier rewinds whose records retention has kept."""
+    found = []
     for path in paths:
         if names.parse_history(path) == ("rewind", "plan"):
-            first = (read_or_none(storage, path) or b"").partition(b"\n")[0]
-            with suppress(*BAD_VALUES):  # only shown
-                body = parsed_json(first)
-                found |= {str(body["former_query_id"]), str(body["query_id"])}
-    return frozenset(found)
+            # The plan of an undo, or damaged. A plan has a line for each file, so its size has no limit.
+            with suppress(*BAD_VALUES, StopIteration, ObjectMissing, CorruptFile):
+                body = parsed_json(next(read_lines(storage, path)))
+                if {"former_query_id", "query_id"} <= body.keys():
+                    found.append(body)
+    return found
+
+
+def _newest_of(body: Mapping[str, Any]) -> int:
+    newest = body.get("newest_batch")
+    return newest if isinstance(newest, int) else -1
+
+
+def _file_sinks(
+    storage: Storage, paths: Collection[str], earlier: Iterable[Mapping[str, Any]], undoable: Iterable[QuarantineRecord]
+) -> frozenset[str]:
+    """Return the output folders of a file sink that the records of earlier rewinds and rewrites name."""
+    urls = [*(body.get("file_sink") for body in earlier), *(record.file_sink for record in undoable)]
+    with suppress(CorruptFile, UnknownFormatVersion):  # a guard reports it
+        urls += switch_journal.file_sinks(storage, paths)
+    return frozenset(url for url in urls if isinstance(url, str))
+
+
+def _newest_version(paths: Iterable[str]) -> int:
+    files = (names.parse_file_of_any_provider(path) for path in paths)
+    of_logs = (log[0] for path in paths if (log := names.parse_batch_log(path)) is not None)
+    return max((*(file[1].version.version for file in files if file is not None), *of_logs), default=0)
 
 
 def _is_commit(path: str) -> bool:
+    return _batch_in(path, names.COMMITS) is not None
+
+
+def _batch_in(path: str, log: str) -> int | None:
     folder, _, name = path.rpartition("/")
-    return folder == names.COMMITS and names.parse_batch(name) is not None
+    return names.parse_batch(name) if folder == log else None
 
 
 def _sinks_after(storage: Storage, batch: int) -> Mapping[str, int]:

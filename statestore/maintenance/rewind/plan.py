@@ -14,6 +14,7 @@ from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
+from statestore.maintenance.rewind.file_sink import FileSinkLog
 from statestore.maintenance.starts import missing_offsets
 from statestore.storage import Entry
 
@@ -25,6 +26,7 @@ class RewindReason(Enum):
         "the record of an attempt at a later batch; with this record, a restart could commit the later batch again"
     )
     COMMIT = "the commit of a later batch"
+    FILE_SINK = "the entry of a later batch in the log of the file sink; with this entry, the sink skips the batch"
     STATE = "state of a later batch; in structure V1, a restart could load it in place of the new state"
     STORE = "belongs to a store that a later batch added, for example for a new partition"
     SCHEMA = "a schema that a later batch introduced"
@@ -39,7 +41,7 @@ class RewindReason(Enum):
 
 @dataclass(frozen=True)
 class MoveAway:
-    """Move a file to quarantine."""
+    """Move a file to quarantine; with the reason `FILE_SINK`, from the output folder of the query."""
 
     entry: Entry
     reason: RewindReason
@@ -75,6 +77,7 @@ class RewindPlan:
     newest        the newest committed batch before it
     former_query  the query id before the rewind
     query         the query id after it
+    file_sink     the log of the query's file sink; None without one
     """
 
     batch: int
@@ -84,6 +87,7 @@ class RewindPlan:
     actions: tuple[RewindAction, ...]
     record: QuarantineRecord
     refusals: tuple[StatekeeperError, ...]
+    file_sink: FileSinkLog | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -91,11 +95,12 @@ class RewindPlan:
         return sum(action.entry.size_bytes for action in self.actions)
 
 
-def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
-    """Plan a rewind. `query_id`: the query id after it; None keeps the id.
+def plan(gathered: RewindFacts, *, query_id: str | None, sink: FileSinkLog | None = None) -> RewindPlan:
+    """Plan a rewind. `query_id`: the query id after it; None keeps the id. `sink`: the log of the query's file sink.
 
     Order: the files of the newest batch first. Of each batch, first the record of its attempt, then its commit, then its
-    state, and its offsets last. So a crash leaves a batch whole, or as a batch that the query runs again. Sources last.
+    entry in the log of a file sink, then its state, and its offsets last. So a crash leaves a batch whole, or as a batch
+    that the query runs again. Sources last.
 
     Of a batch that a rescale or a conversion has appended, the offsets are first. Failure sequence otherwise: a crash
     leaves these offsets without their commit; the query runs the batch again, with fewer partitions, from the state in the
@@ -106,6 +111,8 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
         # No later batch is committed. An interrupted rewind has given the query its id already.
         query_id = None
     by_batch = _later(gathered)
+    for entry, batch in (sink.later if sink else {}).items():
+        by_batch.setdefault(batch, []).append(MoveAway(entry, RewindReason.FILE_SINK))
     actions: list[RewindAction] = []
     for batch in sorted(by_batch, reverse=True):
         if batch == gathered.newest:
@@ -128,7 +135,9 @@ def plan(gathered: RewindFacts, *, query_id: str | None) -> RewindPlan:
             rewound=gathered.commits,
             rewritten=rewritten,
             order=tuple(action.path for action in actions),
+            file_sink=None if sink is None else sink.url,
         ),
+        file_sink=sink,
         refusals=(
             *_of_structures(gathered),
             *_not_loadable(gathered),

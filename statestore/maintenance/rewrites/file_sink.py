@@ -7,6 +7,7 @@ alone would run the batch, and the sink would drop its rows.
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from pathlib import Path
 from statestore.engine.local_errors import translated
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import file_sink
-from statestore.format.file_sink import INTERVAL_CONF, LogEntry, parse_entry
+from statestore.format.file_sink import INTERVAL_CONF, LogEntry
 from statestore.journal_parts import SinkEntry
-from statestore.storage import Storage, at_once
+from statestore.maintenance import file_sinks
+from statestore.storage import Storage
 from statestore.switch_journal import Begun
 
 _PIECE_BYTES = 1 << 20
@@ -44,23 +46,18 @@ def plan(sink: Storage, batch: int, *, is_begun: bool) -> FileSinkPlan:
     One listing, and two requests for each entry since the newest compaction. Raises as `file_sink.next_entry` and
     `file_sink.require_entry`; `RefusedAsUnsafe` if the log has later batches than the checkpoint.
     """
-    sizes = {entry: one.size_bytes for one in sink.list(file_sink.LOG) if (entry := parse_entry(one.path))}
+    log = file_sinks.listed(sink)
     if not is_begun:
-        _require_no_later(sink, sizes, batch - 1)
-    following = file_sink.next_entry(sizes, batch, sink.url)
-
-    def verify(entry: LogEntry) -> None:
-        head, last = sink.read_range(entry.path, 0, 3), sink.read_range(entry.path, max(0, sizes[entry] - 1), 1)
-        file_sink.require_entry(head, last, f"{sink.url}/{entry.path}")
-
-    at_once(verify, following.needed)
+        _require_no_later(sink, log, batch - 1)
+    following = file_sink.next_entry(log, batch, sink.url)
+    file_sinks.verify(sink, log, following.needed)
     assumed = (
         f"{INTERVAL_CONF} of the query is not {batch + 1}: before its first compaction, the log does not show the value"
     )
     return FileSinkPlan(
         entry=SinkEntry(sink.url, following.entry.path),
         sources=tuple(entry.path for entry in following.sources),
-        read_bytes=sum(sizes[entry] for entry in following.sources),
+        read_bytes=sum(log[entry].size_bytes for entry in following.sources),
         assumed="" if following.is_known else assumed,
     )
 
@@ -91,21 +88,16 @@ def withdraw(sink: Storage, begun: Begun) -> None:
     of the rewrite. Raises `RefusedAsUnsafe` if the log has a later batch.
     """
     assert begun.file_sink is not None
-    found = [entry for one in sink.list(file_sink.LOG) if (entry := parse_entry(one.path))]
-    _require_no_later(sink, found, begun.batch + 1)
+    _require_no_later(sink, file_sinks.listed(sink), begun.batch + 1)
     sink.delete([begun.file_sink.path])
 
 
 def _require_no_later(sink: Storage, entries: Iterable[LogEntry], batch: int) -> None:
-    newest = max(entries, default=None)
-    if newest is not None and newest.batch > batch:
-        raise RefusedAsUnsafe(
-            f"is newer than batch {batch}, the newest batch of the checkpoint: another query writes to this sink, or only "
-            f"the checkpoint was rolled back",
-            path=f"{sink.url}/{newest.path}",
-            hint=f"give the `path` of the sink of this query with --file-sink. If the query was rolled back, first delete "
-            f"the entries after batch {batch} and their files",
-        )
+    way_out = (
+        "If only the checkpoint was rolled back, first roll this sink back to the same batch: statekeeper rewind ROOT "
+        f"--to-batch {batch} --file-sink {shlex.quote(sink.url)} --apply --confirm-stopped"
+    )
+    file_sinks.require_no_later(sink, entries, batch, "the newest batch of the checkpoint", way_out)
 
 
 def _content(sink: Storage, sources: Sequence[str], folder: Path) -> Path:

@@ -10,59 +10,18 @@ import pytest
 from statestore import catalog, switch_journal
 from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
 from statestore.format.file_sink import LOG
-from statestore.storage import Storage, open_storage
+from statestore.storage import Storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.file_sinks import CheckpointWithSink
 from tests.support.rescales import abort, rescale
 from tests.support.switching import WRITES, after_the_dead
 from tests.support.twins import statekeeper
-from tests.support.unpacked import unpacked
-
-ARCHIVE = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-v1-aggregation.zip"
-
-
-class Query:
-    """A checkpoint at its newest batch, and a sink of the same batches with this interval of compactions."""
-
-    def __init__(self, folder: Path, interval: int = 10) -> None:
-        self.folder = folder
-        self.checkpoint = unpacked(ARCHIVE, folder)
-        self.storage = open_storage(str(self.checkpoint))
-        newest = catalog.newest_batch(self.storage)
-        assert newest is not None
-        self.newest = newest
-        self.output = folder / "output"
-        self.log = self.output / LOG
-        self.log.mkdir(parents=True)
-        lines: list[bytes] = []
-        for batch in range(newest + 1):
-            line = json.dumps({"path": f"file:///output/part-{batch}", "size": batch, "action": "add"}).encode()
-            lines.append(line)
-            is_compacted = (batch + 1) % interval == 0
-            written = lines if is_compacted else [line]
-            (self.log / f"{batch}{'.compact' if is_compacted else ''}").write_bytes(b"\n".join([b"v1", *written]))
-        self.lines = lines
-
-    @property
-    def sink(self) -> Storage:
-        return open_storage(str(self.output))
-
-    def rescale(self, *options: str, exit_code: int = 0) -> str:
-        scratch = ("--scratch", str(self.folder / "scratch"))
-        return statekeeper("rescale", str(self.checkpoint), *options, *scratch, exit_code=exit_code)
-
-    def unlock(self) -> None:
-        """Break the lease of a run that died."""
-        statekeeper("lease", str(self.checkpoint), "--break")
-
-    def files(self) -> set[str]:
-        return {path.name for path in self.log.iterdir()}
-
 
 APPLY = ("--partitions", "3", "--apply", "--confirm-stopped")
 
 
 def test_the_appended_batch_has_an_empty_entry_as_spark_writes_it(tmp_path: Path) -> None:
-    query = Query(tmp_path)
+    query = CheckpointWithSink(tmp_path)
     before = query.files()
     query.rescale(*APPLY, "--file-sink", str(query.output))
     assert query.files() - before == {str(query.newest + 1)}
@@ -71,7 +30,7 @@ def test_the_appended_batch_has_an_empty_entry_as_spark_writes_it(tmp_path: Path
 
 def test_at_a_compaction_the_entry_has_the_files_of_all_batches(tmp_path: Path) -> None:
     for interval in (1, 2):
-        query = Query(tmp_path / str(interval), interval)
+        query = CheckpointWithSink(tmp_path / str(interval), interval)
         at = query.newest + 1
         is_compacted = (at + 1) % interval == 0
         query.rescale(*APPLY, "--file-sink", str(query.output))
@@ -80,7 +39,7 @@ def test_at_a_compaction_the_entry_has_the_files_of_all_batches(tmp_path: Path) 
 
 
 def test_the_plan_names_the_option_or_the_entry(tmp_path: Path) -> None:
-    query = Query(tmp_path)
+    query = CheckpointWithSink(tmp_path)
     before = query.files()
     assert "add --file-sink URL" in query.rescale("--partitions", "3")
     shown = query.rescale("--partitions", "3", "--file-sink", str(query.output))
@@ -93,7 +52,7 @@ def test_the_plan_names_the_option_or_the_entry(tmp_path: Path) -> None:
 
 def test_a_wrong_or_incomplete_log_stops_the_rescale_before_anything_is_written(tmp_path: Path) -> None:
     def refused(name: str, spoil: str, kind: type[StatekeeperError], text: str) -> None:
-        query = Query(tmp_path / name)
+        query = CheckpointWithSink(tmp_path / name)
         path = query.log / str(query.newest)
         if spoil == "folder":
             query.output = tmp_path / "elsewhere"
@@ -118,7 +77,7 @@ def test_a_wrong_or_incomplete_log_stops_the_rescale_before_anything_is_written(
 @pytest.mark.parametrize("interval", [10, 1])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
 def test_an_interrupted_rescale_is_finished_without_the_option(tmp_path: Path, fault: Fault, interval: int) -> None:
-    query = Query(tmp_path, interval)
+    query = CheckpointWithSink(tmp_path, interval)
     before = query.files()
     with pytest.raises(SimulatedCrash):
         rescale(query.storage, 3, tmp_path, sink=_dying(query.sink, fault))
@@ -136,7 +95,7 @@ def test_an_interrupted_rescale_is_finished_without_the_option(tmp_path: Path, f
 @pytest.mark.parametrize("interval", [10, 1])
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
 def test_an_abort_removes_the_entry_and_then_the_batch(tmp_path: Path, fault: Fault, interval: int) -> None:
-    query = Query(tmp_path, interval)
+    query = CheckpointWithSink(tmp_path, interval)
     before = query.files()
     with pytest.raises(SimulatedCrash):
         rescale(query.storage, 3, tmp_path, sink=_dying(query.sink, fault))
@@ -151,7 +110,7 @@ def test_an_abort_removes_the_entry_and_then_the_batch(tmp_path: Path, fault: Fa
 
 
 def test_an_abort_before_the_batch_leaves_the_sink_as_it_is(tmp_path: Path) -> None:
-    query = Query(tmp_path)
+    query = CheckpointWithSink(tmp_path)
     before = query.files()
 
     class Dying(FaultyStorage):

@@ -1,0 +1,199 @@
+"""A rewind removes later batches from the log of Spark's file sink, and its undo puts them back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from statestore import catalog
+from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statestore.format import names
+from statestore.format.file_sink import LOG, parse_entry
+from statestore.maintenance.rewind import RewindReason
+from statestore.storage import Kind, Storage
+from statestore.storage.base import MOST_READ_BYTES
+from tests.support.audits import audited
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
+from tests.support.file_sinks import CheckpointWithSink
+from tests.support.repairs import contents
+from tests.support.rescales import rescale
+from tests.support.rewinds import planned, rewound, undone
+
+TARGET = 0
+TO = ("--to-batch", str(TARGET))
+APPLY = (*TO, "--apply", "--confirm-stopped")
+
+
+def _log(query: CheckpointWithSink) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in query.log.iterdir()}
+
+
+def _held(query: CheckpointWithSink) -> tuple[dict[str, bytes], object]:
+    return _log(query), contents(query.storage)
+
+
+def test_the_entries_of_later_batches_go_to_the_quarantine_of_the_checkpoint_and_return(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path, interval=2)
+    before = _held(query)
+    sink = ("--file-sink", str(query.output))
+    plan = json.loads(query.rewind(*TO, *sink, "--output", "json", exit_code=3))
+    assert plan["file_sink"] == {"url": query.output.as_uri(), "entries": [f"{LOG}/1.compact", f"{LOG}/2"]}
+    shown = query.rewind(*TO, *sink, exit_code=3)
+    assert "rewind moves the entries of batches 1 to 2 from _spark_metadata/ to the quarantine" in shown
+    assert f"the output files of batches 1 to 2 stay in {query.output.as_uri()}" in shown
+    assert _held(query) == before
+    run = query.rewind(*APPLY, *sink).partition("--undo ")[2].split()[0]
+    assert _log(query) == {"0": before[0]["0"]}
+    assert query.storage.read(names.quarantine(run, f"{LOG}/1.compact")) == before[0]["1.compact"]
+    query.rewind("--undo", run, "--confirm-stopped")
+    assert _held(query) == before
+
+
+def test_the_plan_says_what_was_not_checked_without_the_option(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path)
+    assert "not checked: whether the query writes files with Spark's file sink" in query.rewind(*TO, exit_code=3)
+    assert "not checked: whether" not in query.rewind(*TO, "--no-file-sink", exit_code=3)
+
+
+def test_an_entry_is_removed_after_the_commit_and_before_the_state_of_its_batch(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path)
+    reasons = [action.reason for action in planned(query.storage, 1, tmp_path, file_sink=query.sink).plan.actions]
+    order = [RewindReason.COMMIT, RewindReason.FILE_SINK, RewindReason.STATE, RewindReason.OFFSETS]
+    assert list(dict.fromkeys(reason for reason in reasons if reason in order)) == order
+
+
+def test_a_log_above_the_limit_of_a_read_is_moved_and_put_back(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path, interval=2)
+    for name in ("1.compact", "0"):  # one that is moved, and one that stays
+        with (query.log / name).open("r+b") as file:
+            file.seek(MOST_READ_BYTES + 1)
+            file.write(b"}")
+    before = {path.name: path.stat().st_size for path in query.log.iterdir()}
+    run = rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+    assert query.files() == {"0"}
+    undone(query.storage, run)
+    assert {path.name: path.stat().st_size for path in query.log.iterdir()} == before
+
+
+def test_a_sink_is_rolled_back_after_its_checkpoint(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path)
+    before = _held(query)
+    first = rewound(query.storage, TARGET, tmp_path)
+    shown = query.rewind(*TO, "--file-sink", str(query.output), exit_code=3)
+    assert "rewind moves the entries of batches 1 to 2" in shown
+    second = rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+    assert query.files() == {"0"}
+    with pytest.raises(RefusedAsUnsafe, match="has moved entries of the file sink") as refused:
+        undone(query.storage, first)
+    assert f"--undo {second} --confirm-stopped" in str(refused.value.hint)
+    undone(query.storage, second)
+    undone(query.storage, first)
+    assert _held(query) == before
+
+
+def test_a_wrong_or_damaged_log_stops_the_rewind_before_anything_is_written(tmp_path: Path) -> None:
+    def refused(name: str, kind: type[StatekeeperError], text: str) -> None:
+        query = CheckpointWithSink(tmp_path / name)
+        if name == "folder":
+            query.output = tmp_path / "elsewhere"
+        elif name == "gap":
+            (query.log / "0").unlink()
+        elif name == "later":
+            (query.log / str(query.newest + 1)).write_bytes(b"v1")
+        else:
+            (query.log / "0").write_bytes(b"v2\n{}")
+        before = contents(query.storage)
+        with pytest.raises(kind, match=text):
+            rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+        assert contents(query.storage) == before
+        query.rewind(*APPLY, "--file-sink", str(query.output), exit_code=kind.exit_code)
+
+    refused("folder", ObjectMissing, f"{LOG}/0: is missing")
+    refused("gap", ObjectMissing, f"{LOG}/0: is missing")
+    refused("later", RefusedAsUnsafe, "is newer than batch 2, the newest known batch of the query")
+    refused("version", UnknownFormatVersion, "begins with")
+
+
+def test_a_sink_that_an_earlier_run_names_must_be_rolled_back(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path)
+    rescale(query.storage, 3, tmp_path, sink=query.sink)
+    blocked = query.rewind("--to-batch", str(query.newest), exit_code=3)
+    assert f"--to-batch {query.newest} --file-sink {query.output.as_uri()}" in blocked
+    query.rewind("--to-batch", str(query.newest), "--apply", "--confirm-stopped", exit_code=RefusedAsUnsafe.exit_code)
+    query.rewind("--to-batch", str(query.newest), "--apply", "--confirm-stopped", "--file-sink", str(query.output))
+    assert query.files() == {str(batch) for batch in range(query.newest + 1)}
+    assert "not checked" not in query.rewind(*APPLY, "--no-file-sink")
+
+
+def test_the_audit_recognizes_batches_that_spark_has_skipped(tmp_path: Path) -> None:
+    """In structure V1, Spark commits them: their offsets and commits are there again, and no store has a version."""
+    query = CheckpointWithSink(tmp_path)
+    run = rewound(query.storage, TARGET, tmp_path)
+    assert audited(query.storage).findings == ()
+    for log in (names.OFFSETS, names.COMMITS):
+        for batch in (1, 2):
+            query.storage.create(f"{log}/{batch}", query.storage.read(names.quarantine(run, f"{log}/{batch}")))
+    (found,) = audited(query.storage).findings
+    assert (found.kind.code, found.file) == ("batches_skipped", names.commits(1))
+    assert "statekeeper rewind ROOT --to-batch 0 --file-sink URL --apply --confirm-stopped" in found.action
+    with pytest.raises(RefusedAsUnsafe, match="was committed without state"):
+        rewound(query.storage, TARGET, tmp_path)
+    rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+    assert audited(query.storage).findings == ()
+    assert query.files() == {"0"}
+
+
+def test_lost_changelogs_of_a_query_that_was_not_rewound_are_not_called_skipped(tmp_path: Path) -> None:
+    query = CheckpointWithSink(tmp_path)
+    query.storage.delete([one.path for one in query.storage.list(names.STATE) if one.path.endswith("3.changelog")])
+    assert {found.kind.code for found in audited(query.storage).findings} == {"changelog_missing"}
+
+
+@pytest.mark.parametrize("of_undo", [False, True], ids=["rewind", "undo"])
+def test_after_a_crash_at_any_write_no_committed_batch_lacks_its_entry_and_a_later_run_completes(
+    tmp_path: Path, of_undo: bool
+) -> None:
+    traced = CheckpointWithSink(tmp_path / "traced", interval=2)
+    before, checkpoint, sink, run = _log(traced), FaultyStorage(traced.storage), FaultyStorage(traced.sink), ""
+    if of_undo:
+        run = rewound(traced.storage, TARGET, tmp_path, file_sink=traced.sink)
+        _undo(checkpoint, sink, run)
+    else:
+        rewound(checkpoint, TARGET, tmp_path, file_sink=sink)
+    cases = [(False, *case) for case in _writes(checkpoint)] + [(True, *case) for case in _writes(sink)]
+    assert sum(of_sink for of_sink, *_ in cases) >= 4
+    for number, (of_sink, request, fault) in enumerate(cases):
+        query = CheckpointWithSink(tmp_path / str(number), interval=2)
+        if of_undo:
+            run = rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+        dying = {request.number: fault}
+        checkpoint = FaultyStorage(query.storage, {} if of_sink else dying)
+        sink = FaultyStorage(query.sink, dying if of_sink else {})
+        try:
+            if of_undo:
+                _undo(checkpoint, sink, run)
+            else:
+                rewound(checkpoint, TARGET, tmp_path, file_sink=sink)
+        except (SimulatedCrash, StatekeeperError):
+            pass
+        newest = catalog.newest_batch(query.storage)
+        assert newest is not None
+        entries = {entry.batch for name in query.files() if (entry := parse_entry(f"{LOG}/{name}"))}
+        assert entries >= set(range(newest + 1)), (request, fault)
+        query.storage.delete([entry.path for entry in query.storage.list(names.LEASES)])
+        rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
+        assert _log(query) == {"0": before["0"]}
+        assert catalog.newest_batch(query.storage) == TARGET
+
+
+def _undo(checkpoint: Storage, sink: Storage, run: str) -> None:
+    undone(checkpoint, run, open_sink=lambda url: sink)
+
+
+def _writes(traced: FaultyStorage) -> list[tuple[Request, Fault]]:
+    """Those that change which batches are committed or have an entry; a read, and a write of state, change neither."""
+    writes, logs = (Kind.CREATE, Kind.REPLACE, Kind.DELETE), (names.COMMITS, LOG)
+    changes = [one for one in traced.trace if one.kind in writes and any(log in one.path for log in logs)]
+    return [(request, fault) for request, fault in crash_matrix(changes) if fault is not Fault.TORN]
