@@ -109,7 +109,8 @@ def test_the_query_cannot_restart_from_a_batch_without_offsets(written: Written)
     audit = audited(root)
     assert (kinds(audit), audit.restart.batch) == ([FindingKind.OFFSETS_MISSING], 1)
     assert (
-        audit.restart.explained == "the newest batch that every store can restore and that has offsets is 1 (version 2)"
+        audit.restart.explained
+        == "the newest batch of which every store has all files and that has offsets is 1 (version 2)"
     )
 
 

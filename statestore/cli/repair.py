@@ -27,7 +27,7 @@ from statestore.counts import counted
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.repair import Relocate, RepairAction, RepairPlan, Rewrite
+from statestore.maintenance.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
 
 
 @click.command(short_help="Repair files that prevent Spark from starting.")
@@ -73,6 +73,8 @@ def repair(
 ) -> None:
     """Show the files that prevent Spark from starting or make it read wrong state; with --apply, repair them.
 
+    If the batch before the newest one has lost its offsets and the newest batch is complete, repair writes them again.
+
     Repair moves these files to quarantine:
 
     \b
@@ -80,6 +82,7 @@ def repair(
       - checksum files (.crc) that remain without their file
       - checksum files (.crc) that do not match their snapshot, if the snapshot is intact
       - corrupt snapshots that the newest version does not need
+      - commits that cannot be read, except the newest one
       - other files that Spark reads as a snapshot or a log by mistake
 
     If a snapshot has a corrupt SST file, use --deep: without it, repair does not read SST files.
@@ -143,6 +146,8 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
                 what = f"write header {action.header}"
             elif isinstance(action, Relocate):
                 what = f"set schema location {action.location}"
+            elif isinstance(action, Rebuild):
+                what = "write again"
             tables.add(table, what, action.path, action.reason.value)
         if len(planned.actions) > tables.ROWS:
             table.caption = f"the first {tables.ROWS}"

@@ -10,10 +10,24 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
-from statestore.format.logs import ENCODING, SHUFFLE_PARTITIONS, OffsetLog
+from statestore.format.logs import CODEC, ENCODING, SHUFFLE_PARTITIONS, OffsetLog
 from statestore.format.names import MOST_PARTITIONS
 from statestore.format.provider import PROVIDER, Provider, provider_of
 from statestore.format.sparks import MERGES, Spark, writers
+
+SETTINGS_OF_STATE = (
+    PROVIDER,
+    SHUFFLE_PARTITIONS,
+    CODEC,
+    ENCODING,
+    MERGES,
+    "spark.sql.streaming.stateStore.rowChecksum.enabled",
+    "spark.sql.streaming.statefulOperator.useStrictDistribution",
+    "spark.sql.streaming.aggregation.stateFormatVersion",
+    "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion",
+    "spark.sql.streaming.join.stateFormatVersion",
+)
+"""The confs that determine where a row is, and its bytes. A query keeps them from its first batch on."""
 
 _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 _STRICT_DISTRIBUTION = "spark.sql.streaming.statefulOperator.useStrictDistribution"

@@ -55,7 +55,8 @@ class QuarantineRecord:
 
     position   the query position after the run
     rewound    the SHA-256 of each commit that a rewind removes, by batch
-    rewritten  the SHA-256 of each file that a rewind writes, by path
+    rewritten  the SHA-256 of each file that the run replaces, by path
+    created    the SHA-256 of each file that the run creates, by path; undo deletes them
     order      the paths in the order in which a rewind removes them; undo restores them in the opposite order
     file_sink  the output folder of the query's file sink, from whose log a rewind removes entries; None without one
     """
@@ -65,13 +66,18 @@ class QuarantineRecord:
     rewritten: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     file_sink: str | None = None
+    created: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """Encode the record. That of a repair has only the position."""
+        """Encode the record. That of most repairs has only the position."""
         body: dict[str, Any] = asdict(self.position)
         if self.order:
             rewound = {str(batch): digest for batch, digest in self.rewound.items()}
             body |= {"rewound": rewound, "rewritten": dict(self.rewritten), "order": list(self.order)}
+        elif self.rewritten:
+            body |= {"rewritten": dict(self.rewritten)}
+        if self.created:
+            body |= {"created": dict(self.created)}
         if self.file_sink is not None:
             body["file_sink"] = self.file_sink
         return json.dumps(body).encode()
@@ -96,6 +102,7 @@ def recorded(storage: Storage, run: str) -> QuarantineRecord | None:
             rewritten={str(path): str(digest) for path, digest in dict(body.get("rewritten", {})).items()},
             order=tuple(str(path) for path in body.get("order", ())),
             file_sink=None if (sink := body.get("file_sink")) is None else text(sink),
+            created={str(path): str(digest) for path, digest in dict(body.get("created", {})).items()},
         )
     except BAD_VALUES as error:
         hint = "if the query has not committed since, copy the files in this folder back to their paths"

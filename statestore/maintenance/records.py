@@ -24,7 +24,7 @@ from statestore.maintenance.history_records import (
     TakenSnapshot,
 )
 from statestore.maintenance.mirrors import CleanupPlan, Obsolete
-from statestore.maintenance.repair import Relocate, RepairAction, Rewrite
+from statestore.maintenance.repair import Rebuild, Relocate, RepairAction, Rewrite
 from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
 from statestore.maintenance.rewind import RewindAction, RewindPlan
 from statestore.maintenance.rewind import Rewrite as RewrittenFile
@@ -295,4 +295,6 @@ def of_repair(action: RepairAction) -> Record:
         repaired = {"rewrite": action.path, "header": action.header}
     elif isinstance(action, Relocate):
         repaired = {"relocate": action.path, "location": action.location}
+    elif isinstance(action, Rebuild):
+        repaired = {"rebuild": action.path}
     return {**repaired, "reason": code(action.reason), "explained": action.reason.value}

@@ -10,25 +10,28 @@ The query must be stopped. The caller ensures this.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
-from statestore import catalog
+from statestore import catalog, restart
 from statestore.catalog import StoreFiles
-from statestore.commit_log import Heads
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names, names_in_spark
+from statestore.commit_log import Heads, batches_of
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, UnsupportedProvider
+from statestore.format import logs, names, names_in_spark
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
+from statestore.format.provider import Provider
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.origin import origin_of
+from statestore.origin import Origin, origin_of
+from statestore.restart import Way
 from statestore.storage import Storage, at_once, list_members, read_or_none
 from statestore.storage.urls import Locality, as_spark_writes_it
 
@@ -44,6 +47,8 @@ class RepairReason(Enum):
     DAMAGED = "belongs to a corrupt snapshot that the head of the store does not need"
     NO_NUMBER = "has no version number before .zip: in structure V1 Spark cannot load the store"
     LOG_IN_THE_WAY = "is the hidden Hadoop checksum of a deleted log: the query cannot write that log again"
+    OFFSETS_LOST = "is lost, and Spark reads it at a start: it gets the offsets of the newest batch, which is complete"
+    COMMIT_UNREADABLE = "is a commit that cannot be read, and no start needs it: gc and rewrites reject it"
     MOVED = "refers to state schemas at the former location of the checkpoint"
 
 
@@ -73,7 +78,17 @@ class Relocate:
     reason: RepairReason = RepairReason.MOVED
 
 
-RepairAction = Rewrite | Quarantine | Relocate
+@dataclass(frozen=True)
+class Rebuild:
+    """Write lost offsets again. `body`: their new content; `is_new`: whether the file is missing."""
+
+    path: str
+    body: bytes
+    is_new: bool
+    reason: RepairReason = RepairReason.OFFSETS_LOST
+
+
+RepairAction = Rewrite | Quarantine | Relocate | Rebuild
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +102,9 @@ class RepairFacts:
     url         the URL of the root
     metadata    metadata of operators with column families, by path
     checksums   hidden Hadoop checksums of deleted logs, which block later logs
+    provider    of the state; of Spark's default provider only logs are repaired
+    unreadable  older commits that cannot be read
+    lost        the offsets of the batch before the newest one, to be rebuilt; None if they are readable
     """
 
     heads: Heads | None
@@ -98,31 +116,48 @@ class RepairFacts:
     url: str = ""
     metadata: Mapping[str, OperatorMetadata] = field(default_factory=dict)
     checksums: tuple[str, ...] = ()
+    provider: Provider = Provider.ROCKSDB
+    unreadable: tuple[str, ...] = ()
+    lost: Rebuild | None = None
 
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """The actions, in order. `asks`: the input that the plan lacks, for a person. `position`: the query position for which
-    the plan is valid; None without actions."""
+    """The actions, in order. `asks`: the input that the plan lacks or the command that helps instead, for a person.
+    `position`: the query position for which the plan is valid; None without actions."""
 
     actions: tuple[RepairAction, ...]
     asks: str | None = None
     position: QueryPosition | None = None
 
+    @property
+    def record(self) -> QuarantineRecord | None:
+        """The record that an undo reads; None without actions."""
+        if self.position is None:
+            return None
+        rebuilt = [action for action in self.actions if isinstance(action, Rebuild)]
+        digests = {action.path: hashlib.sha256(action.body).hexdigest() for action in rebuilt}
+        return QuarantineRecord(
+            position=self.position,
+            rewritten={action.path: digests[action.path] for action in rebuilt if not action.is_new},
+            created={action.path: digests[action.path] for action in rebuilt if action.is_new},
+        )
+
 
 def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
     """Gather the facts. `deep`: see `bad_snapshots`.
 
-    Requests: listings of `state/` and of the logs (on a local disk also with hidden files), the newest commit and offsets,
-    one for each V2 snapshot and each metadata file of an operator with column families, and those of `bad_snapshots`.
-    Raises `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion` (also for a state store other than RocksDB),
-    `StorageError`.
+    Requests: listings of `state/` and of the logs (on a local disk also with hidden files), each commit, the newest offsets
+    and those before, one for each V2 snapshot and each metadata file of an operator with column families, and those of
+    `bad_snapshots`. Raises `NotACheckpoint`, `CorruptFile` for the newest commit, `UnknownFormatVersion` (also for a state
+    store of another library), `StorageError`.
     """
     # Race: if the log is read before files are listed, a query that was not stopped can commit in between. Then its new
     # files look like files of rolled-back batches.
     listed = storage.list(names.STATE)
     files = catalog.with_members(list_members(storage), listed)
     heads = catalog.heads(storage)
+    provider = Provider.ROCKSDB
     headers: dict[str, str] = {}
 
     def look(path: str) -> None:
@@ -136,7 +171,12 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
         head = heads.batch + 1
         origin = origin_of(storage)
         with suppress(ObjectMissing, CorruptFile):
-            origin.state_conf(storage, heads)  # raises for another state store provider
+            # Raises for a state store provider of another library.
+            provider = origin.state_conf(storage, heads, tuple(Provider)).provider
+    if provider is Provider.HDFS_BACKED:
+        files = catalog.FilesByStore({})
+    if heads is not None:
+        head = heads.batch + 1
         of_v2 = (
             store.snapshot(version)
             for store, of_store in files.items()
@@ -157,7 +197,50 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
         url=storage.url,
         metadata=metadata,
         checksums=_blocking_checksums(storage),
+        provider=provider,
+        unreadable=() if heads is None else _unreadable_commits(storage, heads.batch),
+        lost=None if heads is None else _lost_offsets(storage, heads.batch, begun),
     )
+
+
+def _unreadable_commits(storage: Storage, newest: int) -> tuple[str, ...]:
+    found: list[str] = []
+
+    def read(path: str) -> None:
+        try:
+            logs.parse_commit(storage.read(path), path)
+        except CorruptFile:
+            found.append(path)
+        except (ObjectMissing, UnknownFormatVersion):
+            return
+
+    batches = batches_of(storage.list(names.COMMITS))
+    at_once(read, [names.commits(batch) for batch in batches if batch != newest])
+    return tuple(sorted(found))
+
+
+def _lost_offsets(storage: Storage, newest: int, begun: int) -> Rebuild | None:
+    """Return how to rebuild the offsets before the newest ones; None if they are readable or cannot be rebuilt."""
+    path = names.offsets(newest - 1)
+    if newest == 0 or origin_of(storage) is not Origin.NATIVE:
+        return None
+    found = read_or_none(storage, path)
+    try:
+        if found is not None:
+            logs.parse_offsets(found, path)
+            return None
+    except CorruptFile:
+        pass
+    except UnknownFormatVersion:
+        return None
+    way = restart.way(newest, newest=newest, begun=begun, lost={newest - 1}, needed_from=(), origin=Origin.NATIVE)
+    body = read_or_none(storage, names.offsets(newest))
+    if way is not Way.REPAIR or body is None:
+        return None
+    with suppress(CorruptFile, UnknownFormatVersion):
+        logs.parse_offsets(body, names.offsets(newest))
+        return Rebuild(path, body, is_new=found is None)
+    return None
 
 
 def _blocking_checksums(storage: Storage) -> tuple[str, ...]:
@@ -188,8 +271,8 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
         logged = "the commit log is empty" if gathered.heads is None else f"the newest commit is batch {newest}"
         return RepairPlan(
             (),
-            f"{names.offsets(gathered.begun)} exists, but {logged}: if commits are lost, restore them from a backup; if "
-            f"the query was rolled back, delete the offsets from batch {newest + 1} on",
+            f"{names.offsets(gathered.begun)} exists, but {logged}: if commits are lost, restore them from a backup"
+            + (f"; or roll back: statekeeper rewind {gathered.url} --to-batch {newest}" if gathered.heads else ""),
         )
     in_the_way = {action.path: action for action in (*_bad(gathered), *_in_the_way(gathered))}
     away = [in_the_way[path] for path in sorted(in_the_way)]
@@ -206,7 +289,15 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
             "release that will run the query"
         )
     relocated, asks_where = _relocated(gathered, location)
-    actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated)
+    rebuilt = [] if gathered.lost is None else [gathered.lost]
+    actions: tuple[RepairAction, ...] = (*away, *rewritten, *relocated, *rebuilt)
+    if gathered.provider is Provider.HDFS_BACKED and not actions and asks_where is None:
+        raise UnsupportedProvider(
+            "the query's state store provider is HDFSBackedStateStoreProvider, Spark's default, of which repair corrects "
+            "only logs; nothing was changed",
+            path=gathered.url,
+            hint=f"stop the query, then run: statekeeper convert {gathered.url} --to rocksdb",
+        )
     missing = "; ".join(text for text in (asks, asks_where) if text) or None
     return RepairPlan(actions, missing, gathered.position if actions else None)
 
@@ -251,6 +342,8 @@ def _bad(gathered: RepairFacts) -> Iterator[Quarantine]:
         yield Quarantine(path, RepairReason.STRAY_SIDECAR)
     for path in gathered.checksums:
         yield Quarantine(path, RepairReason.LOG_IN_THE_WAY)
+    for path in gathered.unreadable:
+        yield Quarantine(path, RepairReason.COMMIT_UNREADABLE)
 
 
 def _in_the_way(gathered: RepairFacts) -> Iterator[Quarantine]:
@@ -291,9 +384,13 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
     contains the remaining actions, and `undo` reverses the executed ones. Raises `CorruptFile`, `ObjectMissing`,
     `RefusedAsUnsafe`, `StorageError`.
     """
-    if planned.position is not None:
-        quarantine.begin(storage, run, QuarantineRecord(position=planned.position))
+    if planned.record is not None:
+        quarantine.begin(storage, run, planned.record)
     for action in planned.actions:
+        if isinstance(action, Rebuild) and action.is_new:
+            storage.create(action.path, action.body)
+            yield action
+            continue
         body = storage.read(action.path)
         storage.create(names.quarantine(run, action.path), body, like=action.path)
         if isinstance(action, Rewrite):
@@ -305,6 +402,8 @@ def execute(storage: Storage, planned: RepairPlan, *, run: str) -> Iterator[Repa
                 storage.create(names.quarantine(run, sidecar), checksum, like=sidecar)
                 quarantine.require_deleted(storage, sidecar, checksum)
             storage.replace(action.path, encode_snapshot(replace(snapshot, metadata=metadata)))
+        elif isinstance(action, Rebuild):
+            storage.replace(action.path, action.body)
         elif isinstance(action, Relocate):
             uri_of = partial(moved.schema_uri, action.location, action.path)
             storage.replace(action.path, with_schema_uris(body, action.path, uri_of))

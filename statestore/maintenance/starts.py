@@ -1,20 +1,33 @@
-"""The files that Spark reads when it starts a query. Pure."""
+"""The logs that a start of a query needs, as refusals of the verbs that copy a checkpoint or roll it back. Pure.
+
+A job on `pipelines` starts with the logs of its outer checkpoint, which `claim` makes from those in its root.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 
+from statestore import restart
 from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
+from statestore.format.file_source import Positions
+from statestore.storage import Entry
 
 
-def missing_offsets(batch: int, paths: Collection[str]) -> Iterator[RefusedAsUnsafe]:
-    """Require the offsets that Spark reads when it starts after a batch: of this batch, and of the one before it."""
-    for number in range(max(0, batch - 1), batch + 1):
-        path = names.offsets(number)
-        if path not in paths:
-            yield RefusedAsUnsafe(
-                f"is missing; Spark cannot start after batch {batch} without it",
-                path=path,
-                hint="restore the file from a backup, or choose a later batch",
-            )
+def lost_logs(
+    batch: int, files: Mapping[str, Entry], positions: Positions, *, copied: Mapping[str, Entry] | None = None
+) -> Iterator[RefusedAsUnsafe]:
+    """Yield the logs that a start after a batch needs and that are missing or empty: offsets, and entries of file sources
+    up to `positions`. `files`: of the checkpoint, by path; `copied`: those that its copy has already."""
+    for problem in restart.lost_offsets(batch, files):
+        yield RefusedAsUnsafe(
+            f"{problem.text}; Spark cannot start after batch {batch} without it",
+            path=problem.path,
+            hint="restore the file from a backup, or choose a later batch",
+        )
+    entries = restart.read_entries(positions, {**(copied or {}), **files})
+    for lost in restart.lost_entries(positions, entries):
+        yield RefusedAsUnsafe(
+            f"{lost.problem.text}; Spark cannot start after batch {batch} without the log of this source",
+            path=lost.problem.path,
+            hint="restore the file from a backup, or choose an earlier batch",
+        )

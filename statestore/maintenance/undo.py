@@ -57,6 +57,14 @@ class Kept:
     lacks: str | None = None
 
 
+@dataclass(frozen=True)
+class Created:
+    """A file that the run created. `there`: `REWRITTEN` while it has the bytes of the run."""
+
+    path: str
+    there: There
+
+
 @dataclass(frozen=True, kw_only=True)
 class UndoFacts:
     """The facts of an undo.
@@ -74,6 +82,7 @@ class UndoFacts:
     kept: tuple[Kept, ...]
     sink: Storage | None = None
     elsewhere: tuple[str, ...] = ()
+    created: tuple[Created, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,16 @@ class PutBack:
     path: str
     replaces: bool
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete a file that the run created."""
+
+    path: str
+
+
+UndoAction = PutBack | Delete
 
 
 def gather(storage: Storage, run: str, open_sink: Callable[[str], Storage] = open_storage) -> UndoFacts:
@@ -131,6 +150,10 @@ def gather(storage: Storage, run: str, open_sink: Callable[[str], Storage] = ope
         kept=tuple(found[path] for path in sorted(found)),
         sink=sink,
         elsewhere=() if record is None else _elsewhere(storage, run, record, found, open_sink),
+        created=tuple(
+            Created(path, _there(storage, path, b"", digest))
+            for path, digest in sorted(({} if record is None else record.created).items())
+        ),
     )
 
 
@@ -163,7 +186,7 @@ def _place(storage: Storage, sink: Storage | None, path: str) -> Storage:
     return storage if sink is None or parse_entry(path) is None else sink
 
 
-def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
+def plan(gathered: UndoFacts) -> tuple[UndoAction, ...]:
     """Plan the undo. Pure. Raises `RefusedAsUnsafe` with the file if any file cannot be restored safely."""
     record = gathered.record
     if not gathered.kept and record is None:
@@ -186,7 +209,8 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
             path=names.quarantine_position(gathered.elsewhere[0]),
             hint=f"first run: statekeeper rewind {gathered.url} --undo {gathered.elsewhere[0]} --confirm-stopped",
         )
-    for one in gathered.kept:
+    of_run: list[Kept | Created] = [*gathered.kept, *gathered.created]
+    for one in of_run:
         if one.there is There.OTHER:
             is_of_sink = gathered.sink is not None and parse_entry(one.path) is not None
             raise RefusedAsUnsafe(
@@ -195,7 +219,7 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
                 hint="the query has run since. To restore the quarantined file nevertheless, delete this file. Then run "
                 "this command again",
             )
-        if one.lacks is not None:
+        if isinstance(one, Kept) and one.lacks is not None:
             raise RefusedAsUnsafe(
                 f"needs the SST file {one.lacks}, which is missing; nothing was restored",
                 path=one.path,
@@ -203,7 +227,8 @@ def plan(gathered: UndoFacts) -> tuple[PutBack, ...]:
             )
     removed = {path: number for number, path in enumerate(record.order)}
     in_order = sorted(gathered.kept, key=lambda one: (-removed.get(one.path, len(removed)), one.path))
-    return tuple(PutBack(one.path, one.there is There.REWRITTEN, one.size_bytes) for one in in_order)
+    restored = (PutBack(one.path, one.there is There.REWRITTEN, one.size_bytes) for one in in_order)
+    return (*restored, *(Delete(one.path) for one in gathered.created if one.there is There.REWRITTEN))
 
 
 def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
@@ -240,7 +265,7 @@ def _require_all_commits(gathered: UndoFacts, record: QuarantineRecord) -> None:
 
 
 def execute(
-    storage: Storage, run: str, planned: Sequence[PutBack], *, sink: Storage | None = None, scratch: Path | None = None
+    storage: Storage, run: str, planned: Sequence[UndoAction], *, sink: Storage | None = None, scratch: Path | None = None
 ) -> Iterator[str]:
     """Restore the files. Yields each path after it is restored. `sink`: as in the facts; `scratch`: a folder for large
     files; None for the system's.
@@ -249,6 +274,10 @@ def execute(
     another run completes the undo. Raises `RefusedAsUnsafe` if a file was written meanwhile, `StorageError`.
     """
     for action in planned:
+        if isinstance(action, Delete):
+            storage.delete([action.path])
+            yield action.path
+            continue
         kept = names.quarantine(run, action.path)
         place = _place(storage, sink, action.path)
         if action.size_bytes > MOST_READ_BYTES:

@@ -32,7 +32,7 @@ def test_a_clean_checkpoint_is_reported_in_one_line_and_unchanged(root: Path, ch
     assert result.exit_code == 0
     first, *unproven = result.stdout.splitlines()
     assert first.startswith(
-        "batch 3, version 4: clean; 2 stores, 8 versions; every store can restore the newest batch, 3"
+        "batch 3, version 4: clean; 2 stores, 8 versions; every store has all files of the newest batch, 3"
     )
     assert "the next gc deletes at most 0 files (0 bytes)" in first
     assert unproven == ["this audit did not verify 3 properties; to list them, add --verbose"]
@@ -67,8 +67,9 @@ def test_findings_are_shown_worst_first_with_consequence_and_action(root: Path, 
         "ERROR: a changelog is missing",
         f"  {gone}: is missing",
         f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[0]} cannot be restored; "
-        "the newest batch that every store can restore is 1 (version 2)",
-        "    -> restore the file from a backup, or roll back to batch 1: statekeeper rewind ROOT --to-batch 1",
+        "the newest batch of which every store has all files is 1 (version 2)",
+        "    -> restore the file from a backup, or roll back to batch 1: "
+        f"statekeeper rewind {checkpoint.storage.url} --to-batch 1",
         "",
     ]
     assert lines[5] == "WARNING: an unrecognized file"

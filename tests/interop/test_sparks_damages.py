@@ -330,7 +330,7 @@ def test_a_snapshot_at_the_head_helps_where_sparks_own_repair_fails(
     assert audit.restart.batch == 4
     with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
         state(query)
-    assert "statekeeper snapshot ROOT --at-head" in audit.findings[0].action
+    assert f"statekeeper snapshot {storage.url} --at-head" in audit.findings[0].action
     snapshot()
     assert state(query) == before
     assert judge(gather(storage)).findings == ()

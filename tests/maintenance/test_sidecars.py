@@ -126,7 +126,7 @@ def test_a_snapshot_with_a_wrong_sidecar_is_no_base_of_retention(checkpoint: Che
         Severity.ERROR,
         sidecar(checkpoint),
     )
-    assert "statekeeper repair ROOT --apply" in found.action
+    assert f"statekeeper repair {storage.url} --apply" in found.action
     collect(storage)
     storage.delete([checkpoint.stores[0].snapshot(checkpoint.versions[-1][0])])
     checkpoint.assert_right(tmp_path / "host")
@@ -169,7 +169,7 @@ def test_the_plain_audit_reports_a_stray_sidecar_that_is_retained(checkpoint: Ch
         Severity.WARNING,
         sidecar(checkpoint),
     )
-    assert "statekeeper repair ROOT --apply" in found.action
+    assert f"statekeeper repair {storage.url} --apply" in found.action
 
 
 def test_repair_quarantines_a_damaged_snapshot_with_its_sidecar_and_undo_restores_both(

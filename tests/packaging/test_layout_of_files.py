@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MOST_LINES = 450
 MOST_POSITIONAL_FIELDS = 4
 MOST_LINES_OF_AN_OPERATOR = 50
 MOST_LINES_OF_AN_EXAMPLE = 30
@@ -93,12 +92,6 @@ def test_no_test_module_is_imported() -> None:
         for name in re.findall(r"(?:from|import) (tests(?:\.\w+)*\.test_\w+)", path.read_text())
     }
     assert found == set()
-
-
-def test_no_file_has_more_than_450_lines() -> None:
-    """Split a longer file by subject."""
-    lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text().splitlines()) for path in _python_files()}
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 def _lines_of_code(text: str) -> int:

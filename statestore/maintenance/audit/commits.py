@@ -56,9 +56,9 @@ def _whole_since(batches: Sequence[int], files: Mapping[StorePath, StoreFiles]) 
 
 def committed(
     root: RootFacts, log: LogFacts, described: Mapping[int, tuple[StoreInfo, ...]]
-) -> tuple[dict[StorePath, dict[int, VersionId]], dict[StorePath, range], dict[int, Misfit]]:
-    """Return the committed versions of each described store, the numbers of purged versions, and the contradictions between
-    commits and metadata."""
+) -> tuple[dict[StorePath, dict[int, VersionId]], dict[StorePath, range], dict[int, Misfit], frozenset[StorePath]]:
+    """Return the committed versions of each described store, the numbers of purged versions, the contradictions between
+    commits and metadata, and the stores of the newest readable commit."""
     found: dict[StorePath, dict[int, VersionId]] = {}
     first: dict[StorePath, int] = {}
     misfits: dict[int, Misfit] = {}
@@ -90,7 +90,11 @@ def committed(
                     with suppress(IndexError):
                         of_store[batch + 1] = commit.version(batch + 1, named[partition][place])
     until = log.whole_since + 1
-    return found, {store: range(first.get(store, until), until) for store in found}, misfits
+    # Only purged batches have these stores: a rescale or a conversion removed them, and no file of them is left.
+    found = {store: versions for store, versions in found.items() if versions}
+    head = max(log.readable, default=-1) + 1
+    newest = frozenset(store for store, versions in found.items() if head in versions)
+    return found, {store: range(first.get(store, until), until) for store in found}, misfits, newest
 
 
 def contradicted_among_gone(

@@ -25,6 +25,7 @@ from statestore.lineage import Lineage
 from statestore.maintenance.moved import Moved
 from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.origin import Origin
+from statestore.restart import LostEntries
 from statestore.stateless import Stateless
 from statestore.storage import Omitted, RequestCounts
 from statestore.switch_journal import OpenJournal
@@ -67,6 +68,8 @@ class LogFacts:
     offsets_read      the parsed ones among them
     newest_version    the newest version that a batch may be writing, read from the logs after files were listed
     in_the_way        hidden Hadoop checksums of deleted log entries, which block later entries of the same name
+    lost_entries      lost entries in the logs of file sources, and the first batch that has read them; the batch after all
+                      offsets if no batch has
     whole_since       the first batch whose commit is kept in full; older commits, of which no store has a file, keep
                       only their shape: see `CommitLog.shape`
     """
@@ -77,6 +80,12 @@ class LogFacts:
     newest_version: int = 0
     in_the_way: tuple[str, ...] = ()
     whole_since: int = 0
+    lost_entries: tuple[tuple[LostEntries, int], ...] = ()
+
+    @property
+    def begun(self) -> int:
+        """The newest batch in the offset log or the commit log: a start reads its offsets."""
+        return max((*self.offsets, *self.commits), default=-1)
 
     @cached_property
     def readable(self) -> Mapping[int, CommitLog]:
@@ -84,13 +93,17 @@ class LogFacts:
         return {batch: log for batch, log in self.commits.items() if isinstance(log, CommitLog)}
 
     @cached_property
+    def offsets_readable(self) -> Mapping[int, OffsetLog]:
+        """The readable ones among the parsed offsets."""
+        return {batch: log for batch, log in self.offsets_read.items() if isinstance(log, OffsetLog)}
+
+    @cached_property
     def shuffled(self) -> Mapping[int, int | None]:
         """The number of shuffle partitions of each parsed batch; None if its offsets do not contain it."""
         found: dict[int, int | None] = {}
-        for batch, log in self.offsets_read.items():
-            if isinstance(log, OffsetLog):
-                number = attempt(names.offsets(batch), partial(shuffle_partitions, log, names.offsets(batch)))
-                found[batch] = None if isinstance(number, FileProblem) else number
+        for batch, log in self.offsets_readable.items():
+            number = attempt(names.offsets(batch), partial(shuffle_partitions, log, names.offsets(batch)))
+            found[batch] = None if isinstance(number, FileProblem) else number
         return found
 
     def pinned_partitions(self, batch: int) -> int | None:
@@ -229,6 +242,8 @@ class AuditFacts:
     uncommitted    the files of all stores if there is no commit
     changed        logs and metadata files that do not match their hidden Hadoop checksum
     stateless      the reason why the query has no state
+    url            of the checkpoint
+    newest         the stores that the newest readable commit has; a start needs only these
     """
 
     root: RootFacts
@@ -242,3 +257,5 @@ class AuditFacts:
     uncommitted: Mapping[StorePath, StoreFiles] = field(default_factory=dict)
     changed: tuple[FileProblem, ...] = ()
     stateless: Stateless | None = None
+    url: str = ""
+    newest: frozenset[StorePath] = frozenset()

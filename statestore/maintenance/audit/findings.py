@@ -35,6 +35,8 @@ class FindingKind(Enum):
     PARTITIONS_CHANGED = "the query was started with another number of partitions"
     OFFSETS_MISSING = "a committed batch has no offsets"
     OFFSETS_UNREADABLE = "an offset log entry cannot be read"
+    OFFSETS_AT_ODDS = "an offset log entry has other settings than the state"
+    SOURCE_LOG_DAMAGED = "the log of a file source has lost entries"
     LOG_IN_THE_WAY = "a stale Hadoop checksum blocks a log entry"
     OFFSETS_AHEAD = "the offset log is more than one batch ahead of the commit log"
     DESCRIPTION_MISSING = "a metadata file is missing"
@@ -157,11 +159,13 @@ class Restart:
     """The batch from which the query can restart: the newest whose version loads in every store.
 
     `delete_first`: corrupt snapshots that a load would use without detecting the corruption. Delete them first.
+    `as_is`: the query can start from its newest batch without any change of the checkpoint, as far as this audit has read.
     """
 
     batch: int | None
     explained: str
     delete_first: tuple[str, ...] = ()
+    as_is: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from statestore import catalog, stateless, switch_journal
+from statestore import catalog, restart, stateless, switch_journal
 from statestore.binding import Binding, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.local_errors import translated
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
-from statestore.format import logs, names, names_in_spark, operators
+from statestore.format import file_source, logs, names, names_in_spark, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import OURS, StateConf, state_conf
 from statestore.later_schemas import OlderSchemas
 from statestore.maintenance import hidden_checksums, moved, quarantine, skipped_batches, time_line, verification
-from statestore.maintenance.audit import checksums, commits
+from statestore.maintenance.audit import checksums, commits, settings
 from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt
 from statestore.maintenance.audit.layouts import layouts
 from statestore.maintenance.audit.store import Way, gather_store
 from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.origin import Origin, origin_among
+from statestore.restart import LostEntries
 from statestore.stateless import Stateless
 from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
 from statestore.switch_journal import Begun, OpenJournal
@@ -62,6 +63,9 @@ def gather(
     origin = origin_among(control)
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
+    if origin is Origin.NATIVE:
+        log = settings.checked(storage, log, batches, state)
+        log = _with_lost_entries(storage, log, batches)
     members = list_members(storage, listed=control)
     provider = _provider(log, origin)
     files = catalog.with_members(members, state, provider)
@@ -91,7 +95,7 @@ def gather(
             skipped=_skipped(storage, log, files, control),
         )
     described = _described(root, log, files)
-    committed, gone, misfits = commits.committed(root, log, described)
+    committed, gone, misfits, newest = commits.committed(root, log, described)
     if scratch is not None:
         with translated(scratch):
             scratch.mkdir(parents=True, exist_ok=True)
@@ -106,6 +110,7 @@ def gather(
         conf=conf,
         hidden=kept_hidden,
         with_families=with_families,
+        readable=log.readable.keys(),
         reads=reads,
         layouts=root.layouts,
     )
@@ -134,6 +139,8 @@ def gather(
         uncommitted={} if log.commits else files,
         changed=_changed(storage, log, root) if scratch is not None else (),
         stateless=without_state,
+        url=storage.url,
+        newest=newest,
     )
 
 
@@ -148,6 +155,41 @@ def _skipped(
         return None
     rewinds = skipped_batches.rewinds(storage, (entry.path for entry in control))
     return skipped_batches.find(rewinds, committed=log.commits, begun=log.offsets, newest_version=newest)
+
+
+def _with_lost_entries(storage: Storage, log: LogFacts, committed: Sequence[int]) -> LogFacts:
+    """Add the lost entries in the logs of file sources. One listing; if entries are lost, all offsets are read."""
+    read = log.offsets_readable
+    if not read:
+        return log
+    files = {entry.path: entry for entry in storage.list(names.SOURCES)}
+    newest = read[max(read)]
+    lost = tuple(restart.lost_entries(file_source.positions(newest, newest, files), files))
+    if not lost:
+        return log
+    log = _with_offsets(storage, log, log.offsets)
+    positions = {
+        batch: file_source.positions(of_batch, newest, files).entries
+        for batch, of_batch in log.offsets_readable.items()
+    }
+
+    def needed_from(one: LostEntries) -> int:
+        readers = (batch for batch, entries in positions.items() if entries.get(one.folder, -1) >= one.first)
+        return min(readers, default=max((*log.offsets, *committed), default=-1) + 1)
+
+    return replace(log, lost_entries=tuple((one, needed_from(one)) for one in lost))
+
+
+def _with_offsets(storage: Storage, log: LogFacts, batches: Iterable[int]) -> LogFacts:
+    """Read the offsets of these batches that were not read yet."""
+    read = dict(log.offsets_read)
+
+    def read_offset(batch: int) -> None:
+        path = names.offsets(batch)
+        read[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
+
+    at_once(read_offset, [batch for batch in batches if batch not in read])
+    return replace(log, offsets_read=dict(sorted(read.items())))
 
 
 def _undescribed(storage: Storage, stores: set[StorePath], control: Sequence[Entry]) -> tuple[StorePath, ...]:
@@ -189,7 +231,7 @@ def _stateless(log: LogFacts) -> Stateless | None:
 
 
 def _newest_offsets(log: LogFacts) -> logs.OffsetLog | None:
-    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
+    readable = log.offsets_readable
     return readable[max(readable)] if readable else None
 
 
@@ -201,7 +243,7 @@ def _provider(log: LogFacts, origin: Origin) -> Provider:
 
 def _conf(log: LogFacts, *, has_state: bool) -> tuple[StateConf, str | None]:
     """Return the state configuration and the changelog codec, from the newest readable offsets."""
-    readable = {batch: offsets for batch, offsets in log.offsets_read.items() if isinstance(offsets, logs.OffsetLog)}
+    readable = log.offsets_readable
     if not has_state or not readable:
         return OURS, None
     newest = max(readable)
@@ -234,21 +276,10 @@ def _logs(storage: Storage, *, deep: bool) -> tuple[LogFacts, list[str], list[in
         *hidden_checksums.blocking(storage, listed[names.COMMITS]),
         *hidden_checksums.blocking(storage, listed[names.OFFSETS]),
     ]
-    read_offsets: dict[int, logs.OffsetLog | FileProblem] = {}
-
-    def read_offset(batch: int) -> None:
-        path = names.offsets(batch)
-        read_offsets[batch] = attempt(path, lambda: logs.parse_offsets(storage.read(path), path))
-
-    at_once(read_offset, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
-    if len({*LogFacts(commits={}, offsets=frozenset(), offsets_read=read_offsets).shuffled.values()}) > 1:
-        at_once(read_offset, [batch for batch in offsets if batch not in read_offsets])  # the query was repartitioned
-    log = LogFacts(
-        commits={},
-        offsets=frozenset(offsets),
-        offsets_read=dict(sorted(read_offsets.items())),
-        in_the_way=tuple(in_the_way),
-    )
+    log = LogFacts(commits={}, offsets=frozenset(offsets), offsets_read={}, in_the_way=tuple(in_the_way))
+    log = _with_offsets(storage, log, offsets if deep else sorted({*offsets[:1], *offsets[-_NEWEST_OFFSETS:]}))
+    if len({*log.shuffled.values()}) > 1:
+        log = _with_offsets(storage, log, offsets)  # the query was repartitioned
     return log, strangers, commits
 
 
@@ -340,7 +371,7 @@ def _shuffle_partitions(log: LogFacts) -> int | None:
 
 def _is_older_than_descriptions(log: LogFacts) -> bool:
     """Return whether a Spark release before 4.0, which writes no operator metadata, created the checkpoint."""
-    confs = [offsets.conf for offsets in log.offsets_read.values() if isinstance(offsets, logs.OffsetLog)]
+    confs = [offsets.conf for offsets in log.offsets_readable.values()]
     return bool(confs) and not any(logs.ENCODING in conf for conf in confs)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
-from statestore.file_problem import FileProblem, Flaw
+from statestore import restart
+from statestore.file_problem import Flaw
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.maintenance.audit import actions, judge_spark
 from statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
-from statestore.maintenance.audit.judge_root import of_logs, of_root
+from statestore.maintenance.audit.judge_root import of_logs, of_root, way_to, without_offsets
 from statestore.maintenance.audit.judge_store import of_store, store_audit
-from statestore.maintenance.audit.view import View, view
+from statestore.maintenance.audit.view import View, ranges, view
+from statestore.maintenance.commands import with_root
+from statestore.restart import Way
 from statestore.switch_journal import OpenJournal
 
 _NAMED_FILES = 5
@@ -35,27 +39,39 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
     policy = policy or AuditPolicy()
     stores = [store for store in facts.stores if isinstance(store, StoreAuditFacts)]
     origin, switched = facts.root.origin, facts.root.switched
-    views = [view(store, policy, origin=origin, switched=switched, begins=_begins(facts, store)) for store in stores]
-    restart = _restart(facts, views)
+    views = [
+        view(
+            store,
+            policy,
+            origin=origin,
+            switched=switched,
+            begins=_begins(facts, store),
+            is_removed=store.store in restart.removed([store.store], facts.newest),
+        )
+        for store in stores
+    ]
+    start = _restart(facts, views)
     findings = [
-        *of_logs(facts, restart),
+        *of_logs(facts, start),
         *of_root(facts),
         *judge_spark.of_names(facts),
         *judge_spark.of_omissions(facts),
     ]
-    findings += judge_spark.of_logs(facts, views, restart)
+    findings += judge_spark.of_logs(facts, [one for one in views if not one.is_removed], start)
     for one in views:
-        findings += of_store(one, policy, restart)
-        findings += judge_spark.of_store(facts, one, restart)
+        of_one = [*of_store(one, policy, start), *judge_spark.of_store(facts, one, start)]
+        findings += _of_removed(one, of_one) if one.is_removed else of_one
     findings += [_not_audited(store) for store in facts.stores if isinstance(store, NotAudited)]
     findings = [*judge_spark.of_skipped_batches(facts), *judge_spark.without_skipped_versions(facts, findings)]
     findings += [_undescribed(store) for store in facts.undescribed if store not in _in_progress(facts)]
     order = {kind: number for number, kind in enumerate(FindingKind)}
+    if any(map(_stops_start, findings)):
+        start = replace(start, as_is=False)
     findings.sort(key=lambda f: (f.severity, order[f.kind], f.store or StorePath(-1, -1), f.file))
     return Audit(
         batch=max(facts.logs.commits, default=None),
-        restart=restart,
-        findings=tuple(findings),
+        restart=start,
+        findings=tuple(_pasteable(finding, facts.url) for finding in findings),
         stores=tuple(store_audit(one, policy, quarantined=one.facts.store in facts.root.quarantined) for one in views),
         decoded={store.store: store.decoded for store in stores if store.decoded is not None},
         requests=facts.requests,
@@ -67,6 +83,25 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
         ),
         stateless=facts.stateless,
     )
+
+
+def _of_removed(one: View, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings of a store whose partition a rescale removed, as warnings: only a rewind can need it. If it has no
+    version with a file, retention has deleted it, a copy has left it out, or a rewind has moved a later rescale away."""
+    if not one.chain.files.changelogs and not one.chain.files.snapshots:
+        return
+    lost = f"; a rewind to {ranges(one.lost)} is not possible" if one.lost else ""
+    for finding in findings:
+        yield replace(
+            finding,
+            severity=Severity.WARNING,
+            meaning=f"no start needs this store, because a rescale removed its partition{lost}",
+        )
+
+
+def _pasteable(finding: Finding, url: str) -> Finding:
+    """Return a finding whose commands name the checkpoint."""
+    return replace(finding, meaning=with_root(finding.meaning, url), action=with_root(finding.action, url))
 
 
 def _unread(facts: AuditFacts) -> Iterator[str]:
@@ -86,7 +121,7 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
     if not facts.logs.commits:
         return Restart(None, "no batch is committed")
     audited = {one.facts.store.operator for one in views}
-    if len(views) < len(facts.stores) or not facts.root.operators.keys() <= audited:
+    if any(isinstance(store, NotAudited) for store in facts.stores) or not facts.root.operators.keys() <= audited:
         return Restart(None, "the batch to restart from is unknown: not every store could be audited")
     newest = max(facts.logs.commits)
     if is_unknown(facts.logs.commits[newest]):
@@ -94,28 +129,64 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
             None,
             "the batch to restart from is unknown: the newest commit has an unsupported format",
         )
-    for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys() - _without_offsets(facts), reverse=True):
-        if all(one.loads_committed(batch + 1) for one in views):
-            traps = tuple(trap for one in views for trap in one.traps(batch + 1))
-            first = f"after you delete {' and '.join(traps)}, " if traps else ""
-            if batch == newest:
-                can = "every store can restore the" if views else "the query can restart from its"
-                text = f"{first}{can} newest batch, {batch} (version {batch + 1})"
-            else:
-                lacks = " and that has offsets" if newest in _without_offsets(facts) else ""
-                text = f"{first}the newest batch that every store can restore{lacks} is {batch} (version {batch + 1})"
-            return Restart(batch, text, traps)
+    lost = without_offsets(facts)
+    for batch in sorted(facts.logs.readable.keys() - facts.misfits.keys(), reverse=True):
+        way = way_to(facts, batch)
+        if way is None or not all(one.loads_committed(batch + 1) for one in views):
+            continue
+        traps = tuple(trap for one in views for trap in one.traps(batch + 1))
+        first = f"after you delete {' and '.join(traps)}, " if traps else ""
+        if batch == newest:
+            if way is not Way.AS_IS:
+                first = f"after a {way.name.lower()}, {first}"
+            text = f"{first}{_can_restore(facts, views)} newest batch, {batch} (version {batch + 1})"
+            if views and not facts.deep:
+                text += "; their contents were not read"
+        else:
+            which = "that every store can restore" if facts.deep else "of which every store has all files"
+            lacks = " and that has offsets" if newest in lost else ""
+            text = f"{first}the newest batch {which}{lacks} is {batch} (version {batch + 1})"
+        return Restart(batch, text, traps, as_is=batch == newest and way is Way.AS_IS and not traps)
     return Restart(None, "no batch can be restored in every store")
 
 
-def _without_offsets(facts: AuditFacts) -> set[int]:
-    """Return the committed batches whose offsets, which a restart reads, are missing or corrupt."""
-    damaged = {
-        batch
-        for batch, log in facts.logs.offsets_read.items()
-        if isinstance(log, FileProblem) and log.flaw is not Flaw.UNKNOWN_FORMAT
+def _can_restore(facts: AuditFacts, views: list[View]) -> str:
+    if not views:
+        return "the query can restart from its"
+    return "every store can restore the" if facts.deep else "every store has all files of the"
+
+
+_OF_VERSIONS = frozenset(
+    {
+        FindingKind.COMMIT_MISSING,
+        FindingKind.COMMIT_UNREADABLE,
+        FindingKind.COMMIT_UNKNOWN_ID,
+        FindingKind.COMMIT_AT_ODDS,
+        FindingKind.OFFSETS_MISSING,
+        FindingKind.OFFSETS_UNREADABLE,
+        FindingKind.OFFSETS_AT_ODDS,
+        FindingKind.SOURCE_LOG_DAMAGED,
+        FindingKind.CHANGELOG_MISSING,
+        FindingKind.CHANGELOG_UNREADABLE,
+        FindingKind.CHANGELOG_REPLACED,
+        FindingKind.BATCH_LOG_UNREADABLE,
+        FindingKind.LINEAGE_AT_ODDS,
+        FindingKind.FAMILIES_LOST,
+        FindingKind.NO_BASE,
+        FindingKind.SNAPSHOT_UNREADABLE,
+        FindingKind.SNAPSHOT_AT_ODDS,
+        FindingKind.TABLE_MISSING,
+        FindingKind.TABLE_WRONG_SIZE,
+        FindingKind.TABLE_REPLACED,
+        FindingKind.TABLE_UNREADABLE,
+        FindingKind.NEAR_CEILING,
     }
-    return {batch for batch in facts.logs.commits if batch not in facts.logs.offsets} | damaged
+)
+"""Errors about logs and versions: `_restart` decides whether they concern the newest batch. Other errors stop a start."""
+
+
+def _stops_start(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR and finding.kind not in _OF_VERSIONS
 
 
 def _not_audited(store: NotAudited) -> Finding:

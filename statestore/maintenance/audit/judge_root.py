@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from statestore import restart
 from statestore.binding import Binding
 from statestore.counts import counted
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import names
 from statestore.format.operators import OperatorMetadata
-from statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE
+from statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE, roll_back
 from statestore.maintenance.audit.facts import AuditFacts, is_unknown
 from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
 from statestore.origin import Origin
+from statestore.restart import Way
 from statestore.storage.urls import Locality
 from statestore.switch_journal import OpenJournal
 
@@ -25,7 +27,7 @@ def of_logs(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     yield from _of_offsets(facts, restart)
 
 
-def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
+def _of_commits(facts: AuditFacts, start: Restart) -> Iterator[Finding]:
     commits = facts.logs.commits
     newest = max(commits, default=-1)
     # Do not loop over all numbers between two commits: a corrupt file name could mean billions.
@@ -36,17 +38,30 @@ def _of_commits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
     for first, last in gaps:
         many = f"and all commits up to batch {last} are missing" if last > first else "is missing"
         yield root_finding(
-            FindingKind.COMMIT_MISSING, names.commits(first), many, _not_restorable(first, last, restart), RESTORE
+            FindingKind.COMMIT_MISSING,
+            names.commits(first),
+            many,
+            _no_rewind(first, last, start),
+            f"no action is needed; for a rewind to these batches, {RESTORE}",
+            Severity.WARNING,
         )
     for batch, bad in commits.items():
-        if isinstance(bad, FileProblem):
-            meaning = _not_restorable(batch, batch, restart)
-            if batch == newest and is_unknown(bad):
-                meaning = _of_a_later_spark(restart)
-            elif batch == newest:
-                meaning = f"the query cannot start, because this is the newest commit; {restart.explained}"
-            action = UPGRADE if is_unknown(bad) else RESTORE
-            yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.text, meaning, action)
+        if not isinstance(bad, FileProblem):
+            continue
+        severity, meaning = Severity.WARNING, _no_rewind(batch, batch, start)
+        action = f"to move the file out of the way, run: {REPAIR}; for a rewind to this batch, {RESTORE}"
+        if batch == newest:
+            severity, action = Severity.ERROR, roll_back(start)
+            meaning = f"the query cannot start, because this is the newest commit; {start.explained}"
+        if is_unknown(bad):
+            action = UPGRADE
+            meaning = _of_a_later_spark(start) if batch == newest else meaning
+        yield root_finding(FindingKind.COMMIT_UNREADABLE, bad.path, bad.text, meaning, action, severity)
+
+
+def _no_rewind(first: int, last: int, start: Restart) -> str:
+    which = f"batch {first}" if first == last else f"batches {first} to {last}"
+    return f"no start needs this, but a rewind to {which} is not possible; {start.explained}"
 
 
 def _not_restorable(first: int, last: int, restart: Restart) -> str:
@@ -82,29 +97,59 @@ def _of_misfits(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             )
 
 
-def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
-    offsets, newest = facts.logs.offsets, max(facts.logs.commits, default=-1)
-    # Offsets older than the oldest file were purged.
-    missing = [batch for batch in facts.logs.commits if batch not in offsets and batch >= min(offsets, default=0)]
-    for first, last in _runs(missing):
-        at_head = last == newest
-        yield root_finding(
-            FindingKind.OFFSETS_MISSING,
-            names.offsets(first),
-            f"and all offsets up to batch {last} are missing" if last > first else "is missing",
-            _offsets_meaning(at_head=at_head, first=first, last=last),
-            RESTORE,
-            Severity.ERROR if at_head else Severity.WARNING,
-        )
-    for batch, bad in facts.logs.offsets_read.items():
+def without_offsets(facts: AuditFacts) -> frozenset[int]:
+    """Return the batches whose offsets are missing or unusable. Batches before the oldest offsets were purged."""
+    logs = facts.logs
+    damaged = {
+        batch
+        for batch, log in logs.offsets_read.items()
+        if isinstance(log, FileProblem) and log.flaw is not Flaw.UNKNOWN_FORMAT
+    }
+    newest = max(logs.commits, default=-1)
+    read = restart.offsets_read(newest, logs.begun, facts.root.origin) if logs.commits else frozenset()
+    if facts.stateless:
+        # Asynchronous progress tracking logs only some batches, and a start reads the newest ones that there are.
+        read = frozenset({newest})
+    return frozenset({batch for batch in (*logs.commits, *read) if batch not in logs.offsets} | damaged)
+
+
+def way_to(facts: AuditFacts, batch: int) -> Way | None:
+    """Return how the query can start after a committed batch, as far as its logs decide; None if it cannot."""
+    logs, newest = facts.logs, max(facts.logs.commits)
+    lost = without_offsets(facts)
+    if facts.stateless:
+        return None if batch in lost else Way.AS_IS if batch == newest else Way.REWIND
+    return restart.way(
+        batch,
+        newest=newest,
+        begun=logs.begun,
+        lost=lost,
+        needed_from=[first for _, first in logs.lost_entries],
+        origin=facts.root.origin,
+    )
+
+
+def _of_offsets(facts: AuditFacts, start: Restart) -> Iterator[Finding]:
+    logs = facts.logs
+    offsets, newest = logs.offsets, max(logs.commits, default=-1)
+    if logs.commits:
+        yield from _of_lost_offsets(facts, start)
+    for batch, bad in logs.offsets_read.items():
         if isinstance(bad, FileProblem):
-            at_head = batch >= newest
-            meaning = _offsets_meaning(at_head=at_head, first=batch, last=batch)
-            if at_head and is_unknown(bad):
-                meaning = _of_a_later_spark(restart)
-            action = UPGRADE if is_unknown(bad) else RESTORE
-            severity = Severity.ERROR if at_head else Severity.WARNING
-            yield root_finding(FindingKind.OFFSETS_UNREADABLE, bad.path, bad.text, meaning, action, severity)
+            severity, meaning, action = _of_one_offsets(facts, batch, start)
+            if is_unknown(bad):
+                action = UPGRADE
+                meaning = _of_a_later_spark(start) if severity is Severity.ERROR else meaning
+            kind = FindingKind.OFFSETS_AT_ODDS if _is_edited(bad) else FindingKind.OFFSETS_UNREADABLE
+            yield root_finding(kind, bad.path, bad.text, meaning, action, severity)
+    for lost, _ in logs.lost_entries:
+        yield root_finding(
+            FindingKind.SOURCE_LOG_DAMAGED,
+            lost.problem.path,
+            lost.problem.text,
+            f"Spark cannot start, because it reads the log of this file source; {start.explained}",
+            roll_back(start),
+        )
     for path in facts.logs.in_the_way:
         name = path.rpartition("/.")[2].removesuffix(names.SIDECAR)
         yield root_finding(
@@ -120,20 +165,55 @@ def _of_offsets(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:
             FindingKind.OFFSETS_AHEAD,
             names.offsets(max(offsets)),
             f"exists, {commit}",
-            f"the commits from batch {newest + 1} on are lost, or the query was rolled back",
-            f"restore {names.COMMITS}/ from a backup; if the query was rolled back, delete the offsets from batch "
-            f"{newest + 1} on",
+            f"the commits from batch {newest + 1} on are lost, or the query was rolled back; {start.explained}",
+            f"restore {names.COMMITS}/ from a backup; or {roll_back(start, has_backup=False)}",
         )
 
 
-def _offsets_meaning(*, at_head: bool, first: int, last: int) -> str:
-    if at_head:
-        return "the query cannot start from its newest batch"
-    return (
-        f"batch {first} can no longer be restored"
-        if first == last
-        else f"batches {first} to {last} can no longer be restored"
-    )
+def _is_edited(offsets: object) -> bool:
+    return isinstance(offsets, FileProblem) and offsets.flaw is Flaw.MISMATCH
+
+
+def _of_lost_offsets(facts: AuditFacts, start: Restart) -> Iterator[Finding]:
+    logs = facts.logs
+    # Offsets older than the oldest file were purged, unless a start needs them.
+    read = restart.offsets_read(max(logs.commits), logs.begun, facts.root.origin)
+    oldest = min(logs.offsets, default=0)
+    missing = [one for one in without_offsets(facts) if one not in logs.offsets and (one >= oldest or one in read)]
+    for first, last in _runs(sorted(missing)):
+        worst = max(range(first, last + 1), key=lambda batch: batch in read)
+        severity, meaning, action = _of_one_offsets(facts, worst, start, first=first, last=last)
+        yield root_finding(
+            FindingKind.OFFSETS_MISSING,
+            names.offsets(first),
+            f"and all offsets up to batch {last} are missing" if last > first else "is missing",
+            meaning,
+            action,
+            severity,
+        )
+
+
+def _of_one_offsets(
+    facts: AuditFacts, batch: int, start: Restart, *, first: int | None = None, last: int | None = None
+) -> tuple[Severity, str, str]:
+    """Return the severity, the meaning and the action of unusable offsets, of the batch or of a run with this batch."""
+    logs, newest = facts.logs, max(facts.logs.commits, default=-1)
+    read = restart.offsets_read(newest, logs.begun, facts.root.origin)
+    if facts.stateless:
+        read = frozenset({newest, logs.begun})
+    if batch not in read:
+        first, last = batch if first is None else first, batch if last is None else last
+        # A start after a batch also reads the offsets before it.
+        after = last if facts.root.origin is Origin.OWN else last + 1
+        meaning = _no_rewind(first, min(after, newest - 1), start) if first < newest else start.explained
+        return Severity.WARNING, meaning, f"no action is needed; for a rewind to these batches, {RESTORE}"
+    is_edited = batch in logs.offsets_read and batch in logs.offsets and _is_edited(logs.offsets_read[batch])
+    reads = "the settings of its newest offsets" if is_edited else "the newest offsets and those of the batch before"
+    meaning = f"the query cannot start{' or loses state' if is_edited else ''}: it uses {reads}; {start.explained}"
+    if logs.commits and way_to(facts, newest) is Way.REPAIR:
+        # The newest batch is complete, so that its own offsets can take their place.
+        return Severity.ERROR, meaning, f"run: {REPAIR}"
+    return Severity.ERROR, meaning, roll_back(start)
 
 
 def of_root(facts: AuditFacts) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.names import VersionId
 from statestore.format.provider import Provider
 from statestore.lineage import shortened
-from statestore.maintenance.audit.actions import RESTORE, move_away
+from statestore.maintenance.audit.actions import RESTORE, move_away, roll_back
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
 from statestore.maintenance.audit.view import View, ranges
@@ -379,9 +379,7 @@ def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     if lost[-1] != one.chain.head:
         return f"{RESTORE}; without a backup, only these versions are lost: later versions still load"
-    if restart.batch is None:
-        return RESTORE
-    return f"{RESTORE}, or roll back to batch {restart.batch}: statekeeper rewind ROOT --to-batch {restart.batch}"
+    return roll_back(restart)
 
 
 def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:

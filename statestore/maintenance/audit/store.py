@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class Way:
 
     scratch          see `gather`
     hidden           files that a plain listing omits
+    readable         the batches whose commits can be read
     with_families    operators whose stores have column families
     reads            the record of files that were read in full
     layouts          row layouts of a native checkpoint
@@ -56,6 +57,7 @@ class Way:
     conf: StateConf
     hidden: frozenset[str] = frozenset()
     with_families: frozenset[int] = frozenset()
+    readable: Collection[int] = frozenset()
     reads: Reads = field(default_factory=dict)
     layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
 
@@ -106,6 +108,7 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
         down_to=min(committed),
         needs_base=needs_base,
         faults=faults,
+        is_first=lambda version: _is_first(version, committed, way.readable),
     )
     if lineage is not None and (problem := _conflict(chain, head, lineage)):
         bad[head] = FileProblem(store.changelog(head), Flaw.MISMATCH, problem)
@@ -135,6 +138,12 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
         refused=tuple(refused),
         strays=checksums.strays(storage, chain),
     )
+
+
+def _is_first(version: int, committed: Mapping[int, VersionId], readable: Collection[int]) -> bool:
+    """Return whether a version is the first of its store, or the first after a rescale added its partition again:
+    the commit before it exists and does not have the store."""
+    return version <= 1 or (version in committed and version - 1 not in committed and version - 2 in readable)
 
 
 def _refuse_unknown(bad: FileProblem) -> None:

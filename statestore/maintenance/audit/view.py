@@ -19,7 +19,7 @@ from statestore.origin import Origin
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The facts of a store and its retained versions. `begins`: its first version, not 1 for a partition that a
-    repartitioning added."""
+    repartitioning added. `is_removed`: the newest batch has no such store, because a rescale removed its partition."""
 
     facts: StoreAuditFacts
     oldest: int
@@ -27,6 +27,7 @@ class View:
     origin: Origin = Origin.OWN
     switched: int | None = None
     begins: int = 1
+    is_removed: bool = False
 
     @property
     def chain(self) -> Chain:
@@ -84,7 +85,13 @@ class View:
 
 
 def view(
-    facts: StoreAuditFacts, policy: AuditPolicy, *, origin: Origin, switched: int | None = None, begins: int = 1
+    facts: StoreAuditFacts,
+    policy: AuditPolicy,
+    *,
+    origin: Origin,
+    switched: int | None = None,
+    begins: int = 1,
+    is_removed: bool = False,
 ) -> View:
     """Build the view of a store. Its oldest retained version is not older than the newest switchover."""
     ceiling_bytes = LINEAGE_STOP_BYTES if origin is Origin.OWN else UTF_LIMIT_BYTES
@@ -95,6 +102,7 @@ def view(
         origin=origin,
         switched=switched,
         begins=begins,
+        is_removed=is_removed,
     )
 
 

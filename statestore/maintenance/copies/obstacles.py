@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from statestore import restart
 from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, StorageError, VersionNotLoadable
 from statestore.format import names
-from statestore.format.batch_log import object_of
-from statestore.format.names import StorePath, VersionId
 from statestore.maintenance.copies.copy_file import CopyFile, Way
 from statestore.maintenance.copies.facts import CloneFacts
 from statestore.maintenance.copies.record import CloneRecord
-from statestore.maintenance.starts import missing_offsets
+from statestore.maintenance.starts import lost_logs
 
 
 def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:
@@ -19,7 +18,8 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
     yield from misplaced(gathered)
     yield from not_loadable(gathered)
     if gathered.binding is None:
-        yield from missing_offsets(gathered.batch, gathered.source)
+        # A mirror keeps entries of sources that its source has lost since.
+        yield from lost_logs(gathered.batch, gathered.source, gathered.positions, copied=gathered.existing)
     yield from _too_large(gathered, files)
 
 
@@ -100,18 +100,10 @@ def _newer(paths: Iterable[str], batch: int) -> str | None:
 
 def not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
     """Yield an error for each store that cannot be loaded at the batch."""
-    for store, chain in gathered.chains.items():
-        if chain.conflicts is not None:
-            yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)
-        elif chain.head not in chain.bases:
-            problem = next((chain.broken[version] for version in chain.versions if version in chain.broken), chain.end)
-            path = object_of(store, chain.head) if problem is None else problem.path
-            yield _lost(store, chain.head, path, "is missing" if problem is None else problem.text)
-
-
-def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
-    return VersionNotLoadable(
-        f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was written",
-        path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit SOURCE. Then give this batch with --batch",
-    )
+    for lost in restart.lost_versions(gathered.chains):
+        yield VersionNotLoadable(
+            f"{lost.problem.text}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was written",
+            path=lost.problem.path,
+            hint=f"to find a batch that can be loaded, run: statekeeper audit {gathered.source_place.url}. Then give this "
+            "batch with --batch",
+        )

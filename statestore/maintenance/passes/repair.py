@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statestore.errors import CorruptFile, UnsupportedProvider
 from statestore.format.sparks import Spark
-from statestore.maintenance import repair, runs
+from statestore.maintenance import audit, repair, runs
+from statestore.maintenance.audit import Severity
 from statestore.maintenance.bad_snapshots import DeepRead
 from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import guards
+from statestore.maintenance.passes.audit import judged
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.quiet import require_stopped
@@ -40,11 +43,29 @@ def plan(
     """Plan which files a repair rewrites or moves into quarantine. Read-only.
 
     `spark`: the release that continues; `location`: the URL of the checkpoint as Spark writes it, None to derive it;
-    `deep`: read every snapshot in full, on local disk. Raises as `repair.gather`.
+    `deep`: read every snapshot in full, on local disk. If there is nothing to repair, but the query cannot start, the plan
+    asks for the action of the audit. Raises as `repair.gather` and `audit.gather`.
     """
-    planned = repair.plan(repair.gather(storage, deep=deep), spark, location)
+    try:
+        planned = repair.plan(repair.gather(storage, deep=deep), spark, location)
+    except (CorruptFile, UnsupportedProvider):
+        advised = _advised(storage, policies)
+        if advised is None:
+            raise
+        planned = RepairPlan((), advised)
+    if not planned.actions and planned.asks is None:
+        planned = RepairPlan((), _advised(storage, policies))
     found = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage))
     return PreparedRepair(plan=planned, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
+
+
+def _advised(storage: Storage, policies: Policies) -> str | None:
+    """Return the first error of the audit with its action, if the query cannot start as it is and a way out exists."""
+    found = judged(audit.gather(storage), policies)
+    first = next((one for one in found.findings if one.severity is Severity.ERROR), None)
+    if found.restart.as_is or found.restart.batch is None or first is None:
+        return None
+    return f"nothing to repair, but {first.file} {first.problem}: {first.meaning}. {first.action}"
 
 
 def execute(

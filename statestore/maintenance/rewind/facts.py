@@ -30,7 +30,7 @@ class RewindFacts:
     structure           of the target
     provider            of the target; Statekeeper's roots have RocksDB
     crosses_conversion  whether a later batch has another provider
-    later_structures    those of the later batches whose commits can be read
+    newest_structure    of the newest later batch whose commit can be read; None if there is none
     appended            the later batches with another provider or number of partitions than the batch before
     later_stores        the stores that a later batch added, and this batch
     position            the query position after the rewind
@@ -57,7 +57,7 @@ class RewindFacts:
     structure: Structure
     provider: Provider
     crosses_conversion: bool
-    later_structures: frozenset[Structure]
+    newest_structure: Structure | None
     appended: frozenset[int]
     later_stores: Mapping[StorePath, int]
     position: QueryPosition

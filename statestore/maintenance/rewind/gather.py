@@ -154,7 +154,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         provider=provider,
         appended=frozenset(one for one in later if confs.get(one) != confs.get(one - 1)) if not is_own else frozenset(),
         crosses_conversion=any(conf[0] != confs[batch][0] for conf in confs.values()),
-        later_structures=frozenset(structures.values()),
+        newest_structure=structures[max(structures)] if structures else None,
         later_stores=_later_stores(log, entries),
         position=QueryPosition.of(storage, log.newest),
         commits=dict(sorted(commits.items())),

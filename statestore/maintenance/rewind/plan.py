@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from statestore import binding
+from statestore import binding, restart
 from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
 from statestore.format import file_source, logs, names, operators
-from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.provider import Provider
 from statestore.maintenance.quarantine import QuarantineRecord
 from statestore.maintenance.rewind.facts import RewindFacts
 from statestore.maintenance.rewind.file_sink import FileSinkLog
-from statestore.maintenance.starts import missing_offsets
+from statestore.maintenance.starts import lost_logs
 from statestore.storage import Entry
 
 
@@ -141,7 +140,7 @@ def plan(gathered: RewindFacts, *, query_id: str | None, sink: FileSinkLog | Non
         refusals=(
             *_of_structures(gathered),
             *_not_loadable(gathered),
-            *missing_offsets(gathered.batch, gathered.files),
+            *lost_logs(gathered.batch, gathered.files, gathered.positions),
         ),
     )
 
@@ -264,10 +263,11 @@ def _rows(gathered: RewindFacts) -> Iterator[Rewrite]:
 
 
 def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
-    then = gathered.structure
+    then, now = gathered.structure, gathered.newest_structure
     if gathered.provider is Provider.HDFS_BACKED:
         return  # a conversion adds files, and a switchover of the converted checkpoint moves none of the default provider
-    if then.other in gathered.later_structures:
+    # After a switchover and the way back, the files of the structure between them are later than the target.
+    if now is then.other:
         yield RefusedAsUnsafe(
             f"batch {gathered.batch} has structure {then.name}, but a later switchover moved the checkpoint to structure "
             f"{then.other.name}; nothing was changed",
@@ -278,18 +278,10 @@ def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
 
 
 def _not_loadable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
-    for store, chain in gathered.chains.items():
-        if chain.conflicts is not None:
-            yield _lost(store, chain.head, chain.conflicts.path, chain.conflicts.text)
-        elif chain.head not in chain.bases and chain.head != EMPTY:
-            problem = next((chain.broken[one] for one in chain.versions if one in chain.broken), chain.end)
-            path = store.changelog(chain.head) if problem is None else problem.path
-            yield _lost(store, chain.head, path, "is missing" if problem is None else problem.text)
-
-
-def _lost(store: StorePath, version: VersionId, path: str, problem: str) -> VersionNotLoadable:
-    return VersionNotLoadable(
-        f"{problem}; {version.in_words} of {store} cannot be loaded, and nothing was changed",
-        path=path,
-        hint="to find a batch that can be loaded, run: statekeeper audit ROOT. Then give this batch with --to-batch",
-    )
+    for lost in restart.lost_versions(gathered.chains):
+        yield VersionNotLoadable(
+            f"{lost.problem.text}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was changed",
+            path=lost.problem.path,
+            hint=f"to find a batch that can be loaded, run: statekeeper audit {gathered.url}. Then give this batch with "
+            "--to-batch",
+        )

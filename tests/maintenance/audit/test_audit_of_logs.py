@@ -75,8 +75,12 @@ def test_a_bad_commit_is_named_and_the_other_commits_are_audited(
         checkpoint.storage.replace(names.commits(3), body)
     audit = audited(checkpoint.storage, tmp_path / "scratch")
     finding = the_only_finding(audit)
-    assert (finding.kind, finding.file, finding.severity) == (what, "commits/3", Severity.ERROR)
-    assert finding.meaning.startswith("batch 3 can no longer be restored; every store can restore the newest batch, 5")
+    assert (finding.kind, finding.file, finding.severity) == (what, "commits/3", Severity.WARNING)
+    assert finding.meaning.startswith(
+        "no start needs this, but a rewind to batch 3 is not possible; every store can restore the newest batch, 5"
+    )
+    assert audit.restart.as_is
+    assert audit.breaks == (), "gc runs"
     assert [(store.tail, store.lost) for store in audit.stores] == [(3, ()), (3, ())]
     checkpoint.assert_right(tmp_path / "fresh")
 
@@ -88,8 +92,8 @@ def test_without_its_newest_commit_the_query_cannot_start_and_the_one_before_is_
     audit = audited(checkpoint.storage)
     finding = the_only_finding(audit)
     assert finding.meaning == (
-        "the query cannot start, because this is the newest commit; the newest batch that every store can restore is 4 "
-        "(version 5)"
+        "the query cannot start, because this is the newest commit; the newest batch of which every store has all "
+        "files is 4 (version 5)"
     )
     assert (audit.batch, audit.restart.batch) == (5, 4)
     checkpoint.assert_right(tmp_path / "fresh", 4)
@@ -99,7 +103,8 @@ def test_when_no_commit_can_be_read_each_is_named(checkpoint: Checkpoint) -> Non
     for batch in range(6):
         checkpoint.storage.replace(names.commits(batch), b"")
     audit = audited(checkpoint.storage)
-    assert [finding.file for finding in audit.findings] == [names.commits(batch) for batch in range(6)]
+    assert {finding.file for finding in audit.findings} == {names.commits(batch) for batch in range(6)}
+    assert [finding.file for finding in audit.breaks] == [names.commits(5)]
     assert audit.restart.batch is None
     for batch in range(6):
         checkpoint.storage.replace(names.commits(batch), b"v9\n{}")

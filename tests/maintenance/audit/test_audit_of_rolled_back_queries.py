@@ -43,7 +43,7 @@ def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_l
         "once the query reaches version 5 again, a restart loads the old 5.zip and silently uses wrong state"
         in finding.meaning
     )
-    assert "statekeeper repair ROOT --apply --confirm-stopped" in finding.action
+    assert f"statekeeper repair {v1.url} --apply --confirm-stopped" in finding.action
     v1.delete(f"state/0/0/{name}" for name in ("5.zip", "4.changelog", "5.changelog", "6.changelog"))
     assert audited(v1).findings == ()
 

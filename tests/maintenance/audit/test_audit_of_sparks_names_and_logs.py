@@ -99,9 +99,9 @@ def test_lineages_that_contradict_the_commit_log_below_a_gap_are_named(v2: Check
 
 def test_a_query_with_another_state_store_is_rejected_with_its_name(v1: Storage) -> None:
     of_another = {**STATE_CONF, PROVIDER: "com.example.StateStoreProvider"}
-    v1.replace(
-        names.offsets(5), logs.encode_offsets(OffsetLog(watermark_ms=0, timestamp_ms=0, conf=of_another, sources=()))
-    )
+    for batch in range(6):
+        offsets = OffsetLog(watermark_ms=0, timestamp_ms=0, conf=of_another, sources=())
+        v1.replace(names.offsets(batch), logs.encode_offsets(offsets))
     with pytest.raises(
         UnsupportedProvider, match=r"offsets/5: the query's state store provider is com\.example\.StateStoreProvider"
     ):

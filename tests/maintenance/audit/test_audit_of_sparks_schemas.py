@@ -178,7 +178,7 @@ def test_a_moved_checkpoint_is_reported_repaired_and_the_repair_undone(
     found = audited(root).findings
     assert {(one.kind, one.severity) for one in found} == {(FindingKind.DESCRIPTION_MOVED, Severity.ERROR)}
     assert audited(root).breaks == (), "nothing is lost: retention deletes as before"
-    assert "statekeeper repair ROOT --apply --confirm-stopped" in found[0].action
+    assert f"statekeeper repair {open_storage(str(root)).url} --apply --confirm-stopped" in found[0].action
     assert "former location" in output_of(root, "repair", exit_code=3)
     assert {path: path.read_bytes() for path in before} == before
     run = re.findall(r"--undo ([0-9a-f-]{36})", output_of(root, "repair", "--apply", "--confirm-stopped"))[0]

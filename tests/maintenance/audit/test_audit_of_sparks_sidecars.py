@@ -73,7 +73,7 @@ def test_a_wrong_sidecar_of_an_intact_file_is_named_with_the_versions_that_spark
     mended = (
         f"Delete its checksum file {name}"
         if kind == "changelog"
-        else f"To quarantine its checksum file {name}, run: statekeeper repair ROOT --apply --confirm-stopped"
+        else f"To quarantine its checksum file {name}, run: statekeeper repair {v2.storage.url} --apply --confirm-stopped"
     )
     assert finding.action.startswith(f"{path.rpartition('/')[2]} is intact. {mended}")
     shallow = audited(v2.storage)

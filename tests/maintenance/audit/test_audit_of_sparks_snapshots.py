@@ -33,7 +33,7 @@ def test_v2_snapshots_of_spark_4_0_are_named_because_later_releases_reject_them(
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
     assert "Expected v1, but found v2" in finding.meaning
     assert "versions 3 to 6" in finding.meaning
-    assert "statekeeper repair ROOT --for-spark 4.2" in finding.action
+    assert f"statekeeper repair {v2.storage.url} --for-spark 4.2" in finding.action
 
 
 @pytest.mark.parametrize("structure", ["V1", "V2"])
@@ -83,7 +83,7 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_althou
     finding = the_only_finding(audit)
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
     assert "no Spark release can load version 8, because the changelog of version 1 is missing" in finding.meaning
-    assert "statekeeper snapshot ROOT --at-head" in finding.action
+    assert f"statekeeper snapshot {storage.url} --at-head" in finding.action
     assert audit.restart.batch == 7
 
 

@@ -154,9 +154,17 @@ def test_the_checkpoint_of_a_query_without_state_is_cloned(disks: Roots, tmp_pat
         offsets = logs.OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=(f'{{"logOffset":{batch}}}',))
         source.create(names.offsets(batch), logs.encode_offsets(offsets))
         source.create(names.commits(batch), logs.encode_commit(logs.CommitLog(0, None)))
+        source.create(f"{names.SOURCES}/0/{batch}", b"v1")
     cloned(source, destination, tmp_path, batch=2, stopped=True)
     found = [entry.path for entry in without_leases(destination) if not entry.path.startswith(names.CONTROL)]
-    assert found == ["commits/1", "commits/2", "metadata", "offsets/1", "offsets/2"]
+    assert found == [
+        "commits/1",
+        "commits/2",
+        "metadata",
+        "offsets/1",
+        "offsets/2",
+        *(f"sources/0/{entry}" for entry in range(3)),
+    ]
 
 
 def test_metadata_of_a_later_batch_is_cloned_if_it_is_the_oldest(disks: Roots, tmp_path: Path) -> None:

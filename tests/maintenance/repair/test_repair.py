@@ -99,7 +99,7 @@ def test_in_v1_a_zip_without_a_version_is_quarantined_because_it_prevents_loads(
     before = contents(storage)
     plan = planned(storage)
     assert [action.path for action in plan.actions] == sorted([with_id, foreign])
-    assert {f.file for f in audit.judge(audit.gather(storage)).findings if "repair ROOT" in f.action} == {
+    assert {f.file for f in audit.judge(audit.gather(storage)).findings if f"repair {storage.url}" in f.action} == {
         with_id,
         foreign,
     }
@@ -166,7 +166,7 @@ def test_hidden_checksums_of_deleted_logs_are_quarantined_and_can_be_restored(ch
     is_local = storage.url.startswith("file:")
     plan = planned(storage)
     assert plan.actions == tuple(Quarantine(path, RepairReason.LOG_IN_THE_WAY) for path in sorted(blocking) if is_local)
-    assert {f.file for f in audit.judge(audit.gather(storage)).findings if "repair ROOT" in f.action} == {
+    assert {f.file for f in audit.judge(audit.gather(storage)).findings if f"repair {storage.url}" in f.action} == {
         action.path for action in plan.actions
     }
     if not is_local:

@@ -137,7 +137,7 @@ def test_a_lost_file_of_the_default_provider_blocks_the_rewind(tmp_path: Path) -
     [refusal] = planned(storage, target, tmp_path).refusals
     assert isinstance(refusal, VersionNotLoadable)
     assert (refusal.path or "").startswith(f"{store.folder}/{head.version}.")
-    assert "statekeeper audit ROOT" in (refusal.hint or "")
+    assert f"statekeeper audit {storage.url}" in (refusal.hint or "")
     with pytest.raises(VersionNotLoadable):
         rewound(storage, target, tmp_path)
     assert contents(storage) == before

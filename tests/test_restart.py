@@ -1,0 +1,75 @@
+"""What a start reads: the logs of a checkpoint, and the ways to a start after a batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from statestore import restart
+from statestore.format.file_source import Positions
+from statestore.origin import Origin
+from statestore.restart import Way
+from statestore.storage import Entry
+
+NATIVE, OWN = Origin.NATIVE, Origin.OWN
+
+
+@pytest.mark.parametrize(
+    ("batch", "newest", "begun", "lost", "expected"),
+    [
+        (7, 7, 7, {}, Way.AS_IS),
+        (7, 7, 8, {}, Way.AS_IS),
+        (7, 7, 7, {5}, Way.AS_IS),
+        (7, 7, 8, {6}, Way.AS_IS),  # Spark reads 7 and 8
+        (7, 7, 7, {6}, Way.REPAIR),
+        (7, 7, 7, {7}, None),
+        (7, 7, 7, {6, 7}, None),
+        (7, 7, 8, {8}, Way.REWIND),
+        (7, 7, 8, {7}, None),
+        (7, 7, 8, {6, 8}, None),
+        (7, 7, 9, {}, Way.REWIND),  # the commit of batch 8 is lost
+        (6, 7, 7, {7}, Way.REWIND),
+        (6, 7, 7, {5}, None),
+        (0, 0, 0, {}, Way.AS_IS),
+        (0, 0, 1, {1}, Way.REWIND),
+    ],
+)
+def test_the_way_to_a_start_depends_on_the_offsets_that_spark_reads(
+    batch: int, newest: int, begun: int, lost: set[int], expected: Way | None
+) -> None:
+    way = restart.way(batch, newest=newest, begun=begun, lost=set(lost), needed_from=[], origin=NATIVE)
+    assert way is expected
+
+
+def test_a_job_reads_only_its_newest_offsets() -> None:
+    assert restart.way(7, newest=7, begun=7, lost={6}, needed_from=[], origin=OWN) is Way.AS_IS
+    assert restart.way(7, newest=7, begun=7, lost={7}, needed_from=[], origin=OWN) is None
+
+
+def test_lost_entries_of_a_source_allow_only_a_rewind_to_a_batch_before_them() -> None:
+    ways = [restart.way(one, newest=7, begun=7, lost=(), needed_from=[6], origin=NATIVE) for one in (5, 6, 7)]
+    assert ways == [Way.REWIND, None, None]
+    # No batch has read the entry yet: a rewind to the newest batch moves it away.
+    assert restart.way(7, newest=7, begun=7, lost=(), needed_from=[8], origin=NATIVE) is Way.REWIND
+
+
+def _lost(*entries: str, read: int, empty: str = "") -> list[tuple[int, str]]:
+    files = {path: Entry(path, 0 if name == empty else 9, None) for name in entries if (path := f"sources/0/{name}")}
+    return [(one.first, one.problem.text) for one in restart.lost_entries(Positions({"0": read}), files)]
+
+
+def test_a_source_needs_all_entries_since_its_newest_compaction() -> None:
+    assert _lost("0", "1", "2", read=2) == []
+    assert _lost("0", "2", read=2) == [(1, "is missing")]
+    assert _lost("0", "1", "2", read=2, empty="1") == [(1, "is empty")]
+    assert _lost("9.compact", "10", read=10) == []
+    assert _lost("8", "9.compact", "10", read=10, empty="8") == [], "a compaction has the earlier entries"
+    assert _lost("10", read=10) == [(0, "and all entries up to 9 are missing")]
+    assert _lost(read=2) == [(0, "and all entries up to 2 are missing")]
+    assert _lost("0", "1", read=4) == [(2, "and all entries up to 4 are missing")]
+    assert _lost("0", "1", "2", read=1, empty="2") == [(2, "is empty")], (
+        "Spark also reads entries that no batch has read"
+    )
+
+
+def test_a_position_in_untrusted_bytes_costs_no_time() -> None:
+    assert _lost("0", read=10**17) == [(1, f"and all entries up to {10**17} are missing")]
