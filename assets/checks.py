@@ -36,6 +36,8 @@ _LOGS = frozenset(
         FindingKind.PARTITIONS_CHANGED,
         FindingKind.OFFSETS_MISSING,
         FindingKind.OFFSETS_UNREADABLE,
+        FindingKind.OFFSETS_AT_ODDS,
+        FindingKind.SOURCE_LOG_DAMAGED,
         FindingKind.LOG_IN_THE_WAY,
         FindingKind.OFFSETS_AHEAD,
         FindingKind.BATCHES_SKIPPED,

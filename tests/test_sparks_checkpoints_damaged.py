@@ -205,7 +205,7 @@ def test_a_query_with_another_state_store_is_not_reported_as_repaired(written: W
     for path in root.glob("offsets/[0-9]"):
         path.write_bytes(path.read_bytes().replace(b"RocksDBStateStoreProvider", b"HDFSBackedStateStoreProvider"))
     with pytest.raises(UnknownFormatVersion, match="HDFSBackedStateStoreProvider"):
-        repair.gather(open_storage(str(root)))
+        repair.plan(repair.gather(open_storage(str(root))), None)
 
 
 def test_a_query_rolled_back_to_its_start_is_reported_repaired_and_the_repair_undone(

@@ -296,7 +296,7 @@ def plan(gathered: RepairFacts, spark: Spark | None, location: str | None = None
             "the query's state store provider is HDFSBackedStateStoreProvider, Spark's default, of which repair corrects "
             "only logs; nothing was changed",
             path=gathered.url,
-            hint=f"stop the query, then run: statekeeper convert {gathered.url} --to rocksdb",
+            hint="stop the query, then run: statekeeper convert ROOT --to rocksdb",
         )
     missing = "; ".join(text for text in (asks, asks_where) if text) or None
     return RepairPlan(actions, missing, gathered.position if actions else None)
