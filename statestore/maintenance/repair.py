@@ -199,7 +199,7 @@ def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
         checksums=_blocking_checksums(storage),
         provider=provider,
         unreadable=() if heads is None else _unreadable_commits(storage, heads.batch),
-        lost=None if heads is None else _lost_offsets(storage, heads.batch, begun),
+        lost=None if heads is None else _lost_offsets(storage, heads.batch, begun, has_state=bool(heads.heads)),
     )
 
 
@@ -219,12 +219,14 @@ def _unreadable_commits(storage: Storage, newest: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _lost_offsets(storage: Storage, newest: int, begun: int) -> Rebuild | None:
+def _lost_offsets(storage: Storage, newest: int, begun: int, *, has_state: bool) -> Rebuild | None:
     """Return how to rebuild the offsets before the newest ones; None if they are readable or cannot be rebuilt."""
     path = names.offsets(newest - 1)
     if newest == 0 or origin_of(storage) is not Origin.NATIVE:
         return None
     found = read_or_none(storage, path)
+    if found is None and storage.stat(names.commits(newest - 1)) is None and not has_state:
+        return None  # asynchronous progress tracking logs only some batches
     try:
         if found is not None:
             logs.parse_offsets(found, path)

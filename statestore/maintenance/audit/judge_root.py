@@ -108,8 +108,7 @@ def without_offsets(facts: AuditFacts) -> frozenset[int]:
     newest = max(logs.commits, default=-1)
     read = restart.offsets_read(newest, logs.begun, facts.root.origin) if logs.commits else frozenset()
     if facts.stateless:
-        # Asynchronous progress tracking logs only some batches, and a start reads the newest ones that there are.
-        read = frozenset({newest})
+        read &= _logged(facts)
     return frozenset({batch for batch in (*logs.commits, *read) if batch not in logs.offsets} | damaged)
 
 
@@ -117,16 +116,20 @@ def way_to(facts: AuditFacts, batch: int) -> Way | None:
     """Return how the query can start after a committed batch, as far as its logs decide; None if it cannot."""
     logs, newest = facts.logs, max(facts.logs.commits)
     lost = without_offsets(facts)
-    if facts.stateless:
-        return None if batch in lost else Way.AS_IS if batch == newest else Way.REWIND
     return restart.way(
         batch,
         newest=newest,
-        begun=logs.begun,
-        lost=lost,
+        begun=newest if facts.stateless else logs.begun,
+        lost=lost & _logged(facts) if facts.stateless else lost,
         needed_from=[first for _, first in logs.lost_entries],
         origin=facts.root.origin,
     )
+
+
+def _logged(facts: AuditFacts) -> frozenset[int]:
+    """Return the batches of a query without state that have a log. With asynchronous progress tracking, other batches have
+    none, and offsets are ahead of commits."""
+    return frozenset({*facts.logs.commits, *facts.logs.offsets})
 
 
 def _of_offsets(facts: AuditFacts, start: Restart) -> Iterator[Finding]:
@@ -200,7 +203,7 @@ def _of_one_offsets(
     logs, newest = facts.logs, max(facts.logs.commits, default=-1)
     read = restart.offsets_read(newest, logs.begun, facts.root.origin)
     if facts.stateless:
-        read = frozenset({newest, logs.begun})
+        read &= _logged(facts)
     if batch not in read:
         first, last = batch if first is None else first, batch if last is None else last
         # A start after a batch also reads the offsets before it.
