@@ -265,7 +265,12 @@ def _require_all_commits(gathered: UndoFacts, record: QuarantineRecord) -> None:
 
 
 def execute(
-    storage: Storage, run: str, planned: Sequence[UndoAction], *, sink: Storage | None = None, scratch: Path | None = None
+    storage: Storage,
+    run: str,
+    planned: Sequence[UndoAction],
+    *,
+    sink: Storage | None = None,
+    scratch: Path | None = None,
 ) -> Iterator[str]:
     """Restore the files. Yields each path after it is restored. `sink`: as in the facts; `scratch`: a folder for large
     files; None for the system's.

@@ -132,12 +132,13 @@ def test_the_audit_recognizes_batches_that_spark_has_skipped(tmp_path: Path) -> 
     query = CheckpointWithSink(tmp_path)
     run = rewound(query.storage, TARGET, tmp_path)
     assert audited(query.storage).findings == ()
-    for log in (names.OFFSETS, names.COMMITS):
+    for log in (names.OFFSETS, names.COMMITS, f"{names.SOURCES}/0"):
         for batch in (1, 2):
             query.storage.create(f"{log}/{batch}", query.storage.read(names.quarantine(run, f"{log}/{batch}")))
     (found,) = audited(query.storage).findings
     assert (found.kind.code, found.file) == ("batches_skipped", names.commits(1))
-    assert "statekeeper rewind ROOT --to-batch 0 --file-sink URL --apply --confirm-stopped" in found.action
+    command = f"statekeeper rewind {query.storage.url} --to-batch 0 --file-sink URL --apply --confirm-stopped"
+    assert command in found.action
     with pytest.raises(RefusedAsUnsafe, match="was committed without state"):
         rewound(query.storage, TARGET, tmp_path)
     rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
