@@ -1,8 +1,8 @@
 """Quarantine of repairs, rewinds and switchovers: files as they were, so that they can be restored.
 
     _statekeeper/aside/<run>.json      the query position after the run: {"batch": 4, "commit": "<SHA-256 of commits/4>"};
-                                       a rewind adds the commits that it removes, the files that it rewrites, its order,
-                                       and the output folder of the query's file sink
+                                       a rewind adds the commits that it removes, the files that it rewrites, the output
+                                       folder of the query's file sink, and a line for each file, in its order
     _statekeeper/aside/<run>/<path>    the file that was at <path>; `_spark_metadata/...`: in the output folder
 
 A quarantined snapshot still requires SST files in its store's folder. Retention keeps these files, and deletes quarantined
@@ -27,7 +27,7 @@ from statestore.format.names import StoreFileKind, StorePath
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.format.untrusted import BAD_VALUES, parsed_json, text
 from statestore.maintenance import hidden_checksums
-from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_or_none
+from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_lines
 from statestore.storage.base import MOST_READ_BYTES
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
@@ -69,18 +69,19 @@ class QuarantineRecord:
     created: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """Encode the record. That of most repairs has only the position."""
+        """Encode the record: a line with all but the order, then a line for each path. That of most repairs has only the
+        position."""
         body: dict[str, Any] = asdict(self.position)
         if self.order:
             rewound = {str(batch): digest for batch, digest in self.rewound.items()}
-            body |= {"rewound": rewound, "rewritten": dict(self.rewritten), "order": list(self.order)}
+            body |= {"rewound": rewound, "rewritten": dict(self.rewritten), "files": len(self.order)}
         elif self.rewritten:
             body |= {"rewritten": dict(self.rewritten)}
         if self.created:
             body |= {"created": dict(self.created)}
         if self.file_sink is not None:
             body["file_sink"] = self.file_sink
-        return json.dumps(body).encode()
+        return b"\n".join(json.dumps(line).encode() for line in (body, *self.order))
 
 
 def begin(storage: Storage, run: str, record: QuarantineRecord) -> None:
@@ -91,19 +92,22 @@ def begin(storage: Storage, run: str, record: QuarantineRecord) -> None:
 def recorded(storage: Storage, run: str) -> QuarantineRecord | None:
     """Return the record of a run; None without one. Raises `CorruptFile`, `StorageError`."""
     path = names.quarantine_position(run)
-    data = read_or_none(storage, path)
-    if data is None:
-        return None
     try:
-        body = parsed_json(data)
+        first, *paths = map(parsed_json, read_lines(storage, path))
+        # Former records have the order in the first line.
+        order = tuple(text(one) for one in (*first.get("order", ()), *paths))
+        if len(order) != first.get("files", len(order)):
+            raise ValueError("a path is missing")
         return QuarantineRecord(
-            position=QueryPosition(int(body["batch"]), str(body["commit"])),
-            rewound={int(batch): str(digest) for batch, digest in dict(body.get("rewound", {})).items()},
-            rewritten={str(path): str(digest) for path, digest in dict(body.get("rewritten", {})).items()},
-            order=tuple(str(path) for path in body.get("order", ())),
-            file_sink=None if (sink := body.get("file_sink")) is None else text(sink),
-            created={str(path): str(digest) for path, digest in dict(body.get("created", {})).items()},
+            position=QueryPosition(int(first["batch"]), str(first["commit"])),
+            rewound={int(batch): str(digest) for batch, digest in dict(first.get("rewound", {})).items()},
+            rewritten={str(path): str(digest) for path, digest in dict(first.get("rewritten", {})).items()},
+            order=order,
+            file_sink=None if (sink := first.get("file_sink")) is None else text(sink),
+            created={str(path): str(digest) for path, digest in dict(first.get("created", {})).items()},
         )
+    except ObjectMissing:
+        return None
     except BAD_VALUES as error:
         hint = "if the query has not committed since, copy the files in this folder back to their paths"
         raise CorruptFile("is not a valid query position", path=path, hint=hint) from error

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from statestore.clock import RandomIds
+from statestore.errors import CorruptFile
 from statestore.format import logs, names
+from statestore.format.untrusted import MOST_JSON_BYTES
+from statestore.maintenance import quarantine
+from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.maintenance.rewind.sources import data
 from statestore.storage import Storage, open_storage
 from statestore.storage.base import MOST_READ_BYTES
@@ -73,6 +80,23 @@ def test_a_rewind_reads_only_the_later_files_of_a_merged_entry(query: Checkpoint
     assert need.needs == "the file that later batches have read"
     assert need.unchecked is not None
     assert "cannot be read" not in need.unchecked
+
+
+def test_the_record_of_a_rewind_of_very_many_files_can_be_read(tmp_path: Path) -> None:
+    root = open_storage(str(tmp_path))
+    order = tuple(f"state/0/{number}/{'x' * 200}.changelog" for number in range(MOST_JSON_BYTES // 200))
+    record = QuarantineRecord(
+        position=QueryPosition(3, "a"), rewound={4: "b"}, order=order, file_sink="s3://bucket/output"
+    )
+    run = RandomIds().fresh()
+    quarantine.begin(root, run, record)
+    assert quarantine.recorded(root, run) == record
+    (tmp_path / names.quarantine_position(run)).write_bytes(record.encoded().rpartition(b"\n")[0])
+    with pytest.raises(CorruptFile):
+        quarantine.recorded(root, run)
+    former = {"batch": 3, "commit": "a", "rewound": {"4": "b"}, "rewritten": {}, "order": ["commits/4", "offsets/4"]}
+    (tmp_path / names.quarantine_position(run)).write_text(json.dumps(former))
+    assert quarantine.recorded(root, run) == replace(record, order=("commits/4", "offsets/4"), file_sink=None)
 
 
 def test_the_audit_a_clone_a_mirror_and_a_rescale_accept_the_entry(query: CheckpointWithSink, tmp_path: Path) -> None:
