@@ -34,6 +34,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from pipelines.batch_log import LogLayout
+from pipelines.data_files import DataFile, OutputFiles
 from pipelines.driver import BatchDriver
 from pipelines.host import Host
 from pipelines.initial import InitialState
@@ -117,7 +118,7 @@ class Job:
     folder: Path
     partitions: int = 2
     local_folder: str = ""
-    sink: Sink | None = None
+    sink: Sink | dict[str, Sink] | None = None
     driver: type[BatchDriver] = BatchDriver
     warnings: list[str] = field(default_factory=list)
     structure: Structure = Structure.V2
@@ -293,17 +294,20 @@ class Job:
 
 
 V2, V1, ONE_JOB, MERGING, TWO_OUTPUTS = "v2", "v1", "one job", "merging", "two outputs"
+MERGING_AND_FILES = "merging and files, batch logs"
 
 
 def variant(folder: Path, name: str) -> Job:
     """Return a job that writes rows through Spark, in either structure, that merges them, that writes files and batch
-    logs from its tasks, or that does both for two outputs."""
+    logs from its tasks, or that does both for two outputs, also with merges and batch logs."""
     if name == ONE_JOB:
         return Job(folder, writer=Writer.TASKS, log=LogLayout.BATCH)
     if name == MERGING:
         return Job(folder, merges=True)
     if name == TWO_OUTPUTS:
         return Job(folder, has_two_outputs=True)
+    if name == MERGING_AND_FILES:
+        return Job(folder, merges=True, has_two_outputs=True, log=LogLayout.BATCH)
     return Job(folder, structure=Structure(name))
 
 
@@ -317,27 +321,44 @@ class ReadsTwice(DeltaSink):
         super().write(rows, attempt)
 
 
-def killing(batch: str, phase: str, process: Callable[[], int]) -> Watching:
-    """Ends a process when the batch enters the phase, as a power cut would."""
-    return once(int(batch), Phase[phase], lambda: os.kill(process(), signal.SIGKILL))
+@dataclass(frozen=True)
+class DiesBetweenSinks(DeltaSink):
+    """Kills the driver before it commits the files of a batch: another sink has the batch already."""
+
+    batch: int = -1
+
+    def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
+        if attempt.batch == self.batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().commit_files(plan, files, attempt)
+
+
+def killing(batch: str, phase: str, process: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> Watching:
+    """Ends a process when the batch enters the phase, as a power cut would, or sends it another signal."""
+    return once(int(batch), Phase[phase], lambda: os.kill(process(), number))
 
 
 def in_a_process(
     job: Job, *options: str, timeout_seconds: float = 400, code: int = 0
 ) -> tuple[list[BatchReport], list[str]]:
     """Process the input in a separate process. Return its reports and warnings if it ends normally."""
-    # Executors do not get the path of the driver by themselves.
-    options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
-    options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
-    options += ("--writer", job.writer.value, "--log", job.log.value, "--initial", job.initial)
-    options += ("--merges",) if job.merges else ()
-    options += ("--two-outputs",) if job.has_two_outputs else ()
-    command = [sys.executable, "-m", "tests.support.counting", str(job.folder)]
-    ended = subprocess.run([*command, *options], timeout=560, check=False, capture_output=True, text=True)
+    ended = subprocess.run(command_of(job, *options), timeout=560, check=False, capture_output=True, text=True)
     if ended.returncode != code:
         # Executors that are stopped fill the end of it with their own complaints.
         pytest.fail(f"exit code {ended.returncode}: {ended.stderr[ended.stderr.find('Traceback') :][:6000]}")
     return pickle.loads((job.folder / "reports").read_bytes()) if code == 0 else ([], [])
+
+
+def command_of(job: Job, *options: str) -> list[str]:
+    """Return the command that processes the input of a job."""
+    # Executors do not get the path of the driver by themselves.
+    options += ("--conf", f"spark.executorEnv.PYTHONPATH={Path(__file__).parents[2]}")
+    options += ("--partitions", str(job.partitions), "--structure", job.structure.value)
+    options += ("--writer", job.writer.value, "--log", job.log.value, "--initial", job.initial)
+    options += ("--local-folder", job.local_folder) if job.local_folder else ()
+    options += ("--merges",) if job.merges else ()
+    options += ("--two-outputs",) if job.has_two_outputs else ()
+    return [sys.executable, "-m", "tests.support.counting", str(job.folder), *options]
 
 
 def conf(**values: str) -> list[str]:
@@ -359,6 +380,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--merges", action="store_true")
     parser.add_argument("--two-outputs", action="store_true")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
+    parser.add_argument("--kill-between-sinks-of", type=int, metavar="BATCH")
+    parser.add_argument("--stop-at", nargs=2, metavar=("BATCH", "PHASE"), help="SIGSTOP: another process continues it")
     parser.add_argument("--kill-an-executor-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--driver", default="BatchDriver", help="a class of tests.support.tasks")
     parser.add_argument("--read-twice", action="store_true")
@@ -369,9 +392,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     job.merges, job.has_two_outputs = options.merges, options.two_outputs
     if options.read_twice:
         job.sink = None if job.has_two_outputs else ReadsTwice(str(job.folder / "output"))
+    if options.kill_between_sinks_of is not None:
+        first, second = job.sinks().values()
+        dies = DiesBetweenSinks(second.path, writer=Writer.TASKS, batch=options.kill_between_sinks_of)
+        job.sink = {"output": first, "again": dies}
     observer = Watching()
     if options.kill_at:
         observer = killing(*options.kill_at, lambda: os.getpid())
+    if options.stop_at:
+        observer = killing(*options.stop_at, lambda: os.getpid(), signal.SIGSTOP)
     if options.kill_an_executor_at:
         executors = Path(tasks.executors_folder(str(job.root)))
         observer = killing(*options.kill_an_executor_at, lambda: int(min(executors.iterdir()).name))
