@@ -195,7 +195,7 @@ def test_a_start_with_another_number_of_partitions_is_a_finding_with_the_rewind(
             f"sets spark.sql.shuffle.partitions=7, but the query began with {partitions} partitions" in finding.problem
         )
         assert "State and output of batch 4 and later are wrong" in finding.meaning
-        assert "statekeeper rewind ROOT --to-batch 3 --apply" in finding.action
+        assert f"statekeeper rewind {storage.url} --to-batch 3 --apply" in finding.action
         assert f"with spark.sql.shuffle.partitions={partitions}" in finding.action
         assert finding in found.breaks, "gc would delete the batches to which the query can be rewound"
 
@@ -205,4 +205,4 @@ def test_a_batch_that_began_with_another_number_of_partitions_leaves_the_batches
     finding = the_only_finding(audited(v2.storage))
     assert finding.kind is FindingKind.PARTITIONS_CHANGED
     assert "batch 6 fails or loses state. The batches before are not affected" in finding.meaning
-    assert "rewind ROOT --to-batch 5 " in finding.action
+    assert f"rewind {v2.storage.url} --to-batch 5 " in finding.action
