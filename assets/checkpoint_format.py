@@ -58,11 +58,11 @@ def _switching(config: Switch) -> Action:
         spark = config.for_spark.spark
         prepared = passes.switch.plan(storage, policies, config.to, spark, scratch=launch.scratch)
         if config.do is Do.PLAN:
-            return metadata.of_switch(prepared.plan, is_done=prepared.plan.is_there), None
+            return metadata.of_switch(prepared, is_done=prepared.plan.is_there), None
         prepared = passes.switch.execute(
             storage, prepared, launch.by, launch.report, run=run, stopped=stopped, scratch=launch.scratch
         )
-        refusal = next(iter(prepared.plan.refusals), None)
-        return metadata.of_switch(prepared.plan, is_done=refusal is None), refusal
+        refusal = next(map(str, prepared.refusals), None)
+        return metadata.of_switch(prepared, is_done=refusal is None), refusal
 
     return action

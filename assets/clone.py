@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import metadata
+from assets.launches import for_launchpad, with_refusal_for_launchpad
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from resources.fleet import Fleet
@@ -89,5 +90,5 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
             passes.clone.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
             shown |= {"phase": "cloned", "seconds": round(by.clock.monotonic_seconds() - started, 3)}
     except StatekeeperError as error:
-        raise dg.Failure(str(error)) from error
-    return dg.MaterializeResult(metadata=shown)
+        raise dg.Failure(for_launchpad(str(error), query)) from error
+    return dg.MaterializeResult(metadata=with_refusal_for_launchpad(shown, query))

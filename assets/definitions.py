@@ -1,8 +1,8 @@
 """The definitions that Dagster loads by way of `workspace.yaml`.
 
 Environment variables and their defaults: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
-STATEKEEPER_SCRATCH (the system's folder for temporary files), STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON and
-STATEKEEPER_MIRROR_CRON (see `assets.schedules`).
+STATEKEEPER_FLEET (the path of that file), STATEKEEPER_SCRATCH (the system's folder for temporary files),
+STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON and STATEKEEPER_MIRROR_CRON (see `assets.schedules`).
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
                 config_file=str(Path(environment.get("STATEKEEPER_CONFIG", FILE_NAME)).resolve()),
                 scratch=environment.get("STATEKEEPER_SCRATCH", tempfile.gettempdir()),
                 worker=Worker(),
+                name=environment.get("STATEKEEPER_FLEET", ""),
                 quiet_seconds=quiet_seconds,
             ),
             # EnvVar: the UI shows the values of a resource, and a webhook's URL is a secret.

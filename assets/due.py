@@ -48,15 +48,23 @@ class Asked:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The sensor's memory: the newest request by query, and the time at which a query disappeared."""
+    """The sensor's memory.
+
+    asked               the newest request by query
+    gone_since_seconds  the time at which a query disappeared
+    added               the partitions that this sensor added, and may delete: another fleet may have added the others. A
+                        sensor that loses its cursor deletes no earlier partition
+    """
 
     asked: Mapping[str, Asked] = field(default_factory=dict)
     gone_since_seconds: Mapping[str, float] = field(default_factory=dict)
+    added: frozenset[str] = frozenset()
 
     def encoded(self) -> str:
         """Encode as text; equal cursors give equal texts."""
         asked = {name: asdict(one) for name, one in self.asked.items()}
-        return json.dumps({"format": FORMAT, "asked": asked, "gone_since": self.gone_since_seconds}, sort_keys=True)
+        body = {"asked": asked, "gone_since": self.gone_since_seconds, "added": sorted(self.added)}
+        return json.dumps({"format": FORMAT, **body}, sort_keys=True)
 
 
 def parse(text: str | None) -> Cursor | None:
@@ -76,7 +84,10 @@ def parse(text: str | None) -> Cursor | None:
             )
             for name, one in body["asked"].items()
         }
-        return Cursor(asked, {str(name): float(since) for name, since in body["gone_since"].items()})
+        gone_since = {str(name): float(since) for name, since in body["gone_since"].items()}
+        # Cursors of earlier builds do not have it. Such a sensor has requested a run for each partition that it added.
+        added = frozenset(map(str, body.get("added", asked)))
+        return Cursor(asked, gone_since, added)
     except BAD_VALUES:
         return None
 

@@ -80,11 +80,11 @@ def _editing(config: EditState) -> Action:
         goal = edit_of(config.operator, config.delete, config.delete_keys, config.upsert)
         prepared = passes.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
         if config.do is DoOrUndo.PLAN:
-            return metadata.of_edit(prepared.plan, is_done=prepared.plan.is_there), None
+            return metadata.of_edit(prepared, is_done=prepared.plan.is_there), None
         prepared = passes.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
-        refusal = next(iter(planned.refusals), None)
-        shown = metadata.of_edit(planned, is_done=refusal is None)
+        refusal = next(map(str, prepared.refusals), None)
+        shown = metadata.of_edit(prepared, is_done=refusal is None)
         return {**shown, "run": run if planned.half_done is None else planned.half_done.begun.run}, refusal
 
     return action

@@ -71,11 +71,11 @@ def _evolving(config: EvolveState) -> Action:
         prepared = passes.rewrite.plan(storage, policies, goal, config.for_spark.spark, scratch=scratch)
         if config.do is DoOrUndo.PLAN:
             found = rewrites.preview(storage, prepared.plan, scratch=scratch, clock=by.clock, ids=by.ids)
-            return metadata.of_evolution(prepared.plan, found), None
+            return metadata.of_evolution(prepared, found), None
         prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
-        refusal = next(iter(planned.refusals), None)
-        shown = metadata.of_rewrite(planned, is_done=refusal is None)
+        refusal = next(map(str, prepared.refusals), None)
+        shown = metadata.of_rewrite(prepared, is_done=refusal is None)
         return {**shown, "run": run if planned.half_done is None else planned.half_done.begun.run}, refusal
 
     return action

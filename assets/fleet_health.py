@@ -1,6 +1,6 @@
 """The asset `fleet_health`: one row for each query, and the sums that Dagster plots over time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,23 +19,29 @@ from statestore.maintenance.health import Health
 from statestore.storage import at_once
 
 _LAST_CLEAN = "last_clean_audits"
+_FLEET = "fleet"
+_MATERIALIZATIONS = 20
+"""The newest ones to examine, because those of another fleet can be among them."""
 _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
 """The label of the previous release, whose values are seconds since the epoch."""
 
 ALL_QUERIES_HEALTHY = dg.AssetCheckSpec(
     "all_queries_healthy",
     asset="fleet_health",
-    description="The audit of each query is clean, and each query can be reached. Red: a query is broken *now*, and stays "
-    "red until it is repaired. The result names the query and its file; `statekeeper audit QUERY` shows the actions.",
+    description="There is a query, the audit of each query is clean, and each query can be reached. Red: a query is broken "
+    "*now*, and stays red until it is repaired; or no query was examined. The result names the query and its file, and the "
+    "next command; `statekeeper audit QUERY` shows the actions.",
 )
 
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """The health of each query, or the error that prevented the examination, by query."""
+    """The health of each query, or the error that prevented the examination, by query. `waiting`: roots without a committed
+    batch, which have nothing to examine."""
 
     rows: Mapping[str, Health]
     problems: Mapping[str, str]
+    waiting: tuple[str, ...] = ()
 
 
 @dg.asset(
@@ -57,14 +63,19 @@ def fleet_health(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Material
     """
     facts, now = gather(fleet), SystemClock().now_seconds()
     context.log.info("examined %d queries; %d could not be examined", len(facts.rows), len(facts.problems))
-    clean = last_clean(facts, _previous_last_clean(context.instance), now)
-    return dg.MaterializeResult(metadata=of_fleet(facts, clean, now), check_results=[all_queries_healthy(facts, fleet)])
+    previous = _previous_last_clean(context.instance, fleet)
+    clean = last_clean(facts, previous, now)
+    shown = {**of_fleet(facts, clean, now), _FLEET: fleet.label}
+    lost = sorted(set(facts.waiting) & previous.keys())
+    return dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
 
 
-def _previous_last_clean(instance: dg.DagsterInstance) -> Mapping[str, float]:
-    """The times of the last clean audits, from the previous materialization. Empty when Dagster's history was deleted."""
-    event = instance.get_latest_materialization_event(dg.AssetKey("fleet_health"))
-    shown = event.asset_materialization.metadata if event and event.asset_materialization else {}
+def _previous_last_clean(instance: dg.DagsterInstance, fleet: Fleet) -> Mapping[str, float]:
+    """The times of the last clean audits, from the previous materialization of this fleet. Empty when Dagster's history was
+    deleted."""
+    records = instance.fetch_materializations(dg.AssetKey("fleet_health"), limit=_MATERIALIZATIONS).records
+    all_shown = [record.asset_materialization.metadata for record in records if record.asset_materialization]
+    shown = next((one for one in all_shown if _FLEET not in one or one[_FLEET].value == fleet.label), {})
     found = shown.get(_LAST_CLEAN) or shown.get(_LAST_CLEAN_BEFORE_RENAME)
     times = found.value if isinstance(found, dg.JsonMetadataValue) else None
     if not isinstance(times, dict):
@@ -74,7 +85,7 @@ def _previous_last_clean(instance: dg.DagsterInstance) -> Mapping[str, float]:
 
 def last_clean(facts: FleetFacts, previous: Mapping[str, float], now_seconds: float) -> dict[str, float]:
     """The time of the last clean audit of each query, in seconds since the epoch; no entry for a query without one."""
-    known = {*facts.rows, *facts.problems}
+    known = {*facts.rows, *facts.problems, *facts.waiting}
     kept = {name: at for name, at in previous.items() if name in known}
     return kept | {name: now_seconds for name, one in facts.rows.items() if one.is_clean}
 
@@ -93,7 +104,7 @@ def gather(fleet: Fleet) -> FleetFacts:
             problems[name] = str(error)
 
     at_once(examine, list(found.queries))
-    return FleetFacts(dict(sorted(rows.items())), problems)
+    return FleetFacts(dict(sorted(rows.items())), problems, found.waiting)
 
 
 def of_fleet(facts: FleetFacts, clean: Mapping[str, float], now_seconds: float) -> metadata.Metadata:
@@ -142,12 +153,16 @@ def _cells(one: Health, last_clean_audit: str | None) -> tuple[object, ...]:
     return (*findings, *restart, *sizes, one.least_commits_left, last_clean_audit, one.requests)
 
 
-def all_queries_healthy(facts: FleetFacts, fleet: Fleet) -> dg.AssetCheckResult:
-    """Check that each query can be reached and has no finding. The description names up to five queries, worst first."""
+def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dg.AssetCheckResult:
+    """Check that there is a query, and that each one can be reached and has no finding. The description names up to five
+    queries, worst first. `lost`: queries without a committed batch, which had a clean audit before."""
     unhealthy = {
         name: with_next(f"cannot be examined: {problem}", fleet.command("audit", name))
         for name, problem in facts.problems.items()
     }
+    for name in lost:
+        problem = "the checkpoint has no committed batch, although an earlier audit was clean: it was deleted or moved"
+        unhealthy[name] = with_next(problem, fleet.command("inspect", name))
     for name, one in _worst_first(facts.rows):
         if one.worst:
             unhealthy[name] = describe([one.worst], fleet.command("audit", name))
@@ -155,10 +170,30 @@ def all_queries_healthy(facts: FleetFacts, fleet: Fleet) -> dg.AssetCheckResult:
         one.worst is not None and one.worst.severity is Severity.ERROR for one in facts.rows.values()
     )
     named = "; ".join(f"{name}: {problem}" for name, problem in list(unhealthy.items())[:5])
+    waiting = [name for name in facts.waiting if name not in lost]
+    if not named and not facts.rows:
+        named = _nothing_examined(waiting, fleet)
+    not_examined = f" Not examined, because they have no committed batch: {_first(waiting)}." if waiting else ""
     return dg.AssetCheckResult(
         check_name=ALL_QUERIES_HEALTHY.name,
-        passed=not unhealthy,
+        passed=not unhealthy and bool(facts.rows),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=named or f"The audits of {len(facts.rows):,} queries have no finding.",
+        description=named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}",
         metadata={"queries": len(facts.rows), "queries_with_findings": len(unhealthy)},
     )
+
+
+def _nothing_examined(waiting: Sequence[str], fleet: Fleet) -> str:
+    """Why no query was examined, and the next step."""
+    if waiting:
+        problem = f"No query was examined: no root in {fleet.config_file} has a committed batch ({_first(waiting)})"
+        return with_next(f"{problem}. Start the queries, or correct their URLs", fleet.command("inspect", waiting[0]))
+    return (
+        f"No query was examined: {fleet.config_file} names no root, and its parents have no folder with a checkpoint. Add "
+        "a table [roots.NAME] with the url of a checkpoint"
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

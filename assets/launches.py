@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -77,6 +78,34 @@ class Launch:
     report: ProgressCallback
 
 
+_OPTIONS = {
+    "confirm-stopped": "confirm_stopped: true",
+    "for-spark": "for_spark",
+    "file-sink": "file_sink",
+    "replace-state": "replace_state: true",
+    "location": "location",
+    "batch": "batch",
+    "abort": "do: ABORT",
+}
+"""The keys of the launchpad for the options of the command line."""
+
+_ADD_OPTION = re.compile(rf"\b(?P<verb>add|with|use) --(?P<option>{'|'.join(_OPTIONS)})\b")
+
+
+def for_launchpad(text: str, query: OpenedQuery) -> str:
+    """Return a message of the library for a person at the launchpad: with its keys instead of the options of the command
+    line, and with commands that can be pasted."""
+    verbs = {"add": "set", "with": "with", "use": "set"}
+    text = _ADD_OPTION.sub(lambda found: f"{verbs[found['verb']]} {_OPTIONS[found['option']]}", text)
+    return query.pasteable(text)
+
+
+def with_refusal_for_launchpad(shown: Metadata, query: OpenedQuery) -> Metadata:
+    """Return the metadata of a plan with its refusal for a person at the launchpad."""
+    refusal = shown.get("refusal")
+    return {**shown, "refusal": for_launchpad(refusal, query)} if isinstance(refusal, str) else shown
+
+
 Action = Callable[[Launch], tuple[Metadata, str | None]]
 """Plans, executes or reverses a rewrite. Returns the metadata, and why the execution was refused. Raises the errors of the
 pass."""
@@ -98,16 +127,17 @@ def launched(
 
     def verdicts() -> list[dg.AssetCheckResult]:
         found = nothing_left_half_switched(switch_journal.open_journal(query.storage), query)
-        return with_fleet_verdicts(context, [found])
+        return with_fleet_verdicts(context, [found], fleet)
 
     launch = Launch(query=query, by=by, run=by.ids.fresh(), scratch=fleet.scratch_folder(), report=report)
     try:
         shown, refusal = action(launch)
     except StatekeeperError as error:
         yield from verdicts()
-        raise dg.Failure(str(error)) from error
+        raise dg.Failure(for_launchpad(str(error), query)) from error
+    shown = with_refusal_for_launchpad(shown, query)
     shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
     yield from verdicts()
     if refusal is not None:
-        raise dg.Failure(refusal, metadata=shown)
+        raise dg.Failure(for_launchpad(refusal, query), metadata=shown)
     yield dg.MaterializeResult(metadata=shown)

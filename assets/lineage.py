@@ -33,5 +33,5 @@ def lineage(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeRe
     looked = passes.audit.look(query.storage, query.policies, clock=SystemClock())
     return dg.MaterializeResult(
         metadata={"picture": pictures.of_lineage(looked.facts, looked.audit), **metadata.of_audit(looked)},
-        check_results=with_fleet_verdicts(context, list(lineage_checks(looked.audit, query))),
+        check_results=with_fleet_verdicts(context, list(lineage_checks(looked.audit, query)), fleet),
     )

@@ -102,11 +102,11 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
             open_sink=open_other,
         )
         if config.do is DoOrUndo.PLAN:
-            return metadata.of_load(prepared.plan, is_done=False), None
+            return metadata.of_load(prepared, is_done=False), None
         prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
-        refusal = next(iter(planned.refusals), None)
-        shown = metadata.of_load(planned, is_done=refusal is None)
+        refusal = next(map(str, prepared.refusals), None)
+        shown = metadata.of_load(prepared, is_done=refusal is None)
         return {**shown, "run": run if planned.half_done is None else planned.half_done.begun.run}, refusal
 
     return action

@@ -16,25 +16,28 @@ from typing import TypeAlias
 import dagster as dg
 
 from statestore.differences import Change
+from statestore.errors import StatekeeperError
 from statestore.maintenance import records
 from statestore.maintenance.audit import Finding, Severity
 from statestore.maintenance.copies import Way
-from statestore.maintenance.edits import EditPlan
 from statestore.maintenance.mirrors import CleanupPlan
 from statestore.maintenance.passes import (
     PreparedClone,
+    PreparedEdit,
     PreparedFiles,
     PreparedMirror,
+    PreparedRewrite,
     PreparedRows,
+    PreparedSwitch,
     RetentionPass,
     SnapshotPass,
 )
 from statestore.maintenance.passes.audit import Looked
 from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statestore.maintenance.rewrites import EvolutionPreview, RewritePlan
+from statestore.maintenance.rewrites import EvolutionPreview
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
-from statestore.maintenance.switchover import Begun, SwitchPlan
+from statestore.maintenance.switchover import Begun
 from statestore.query_metrics import Prices, QueryMetrics
 
 Figure: TypeAlias = str | int | float
@@ -212,11 +215,15 @@ def of_deleted(steps: Sequence[Deleted]) -> Metadata:
     return {"figures": figures(shown), "outcome": steps[-1].outcome.value}
 
 
-def of_switch(planned: SwitchPlan, *, is_done: bool) -> Metadata:
+def _refusal(refusals: Sequence[StatekeeperError]) -> str:
+    """The first of the reasons that block a verb. The figure `refusals` is their number."""
+    return str(refusals[0]) if refusals else "none"
+
+
+def of_switch(prepared: PreparedSwitch, *, is_done: bool) -> Metadata:
     """The phase of a switchover, its reasons to refuse, and its step for each store."""
-    phase = (
-        "refused" if planned.refusals else "switched" if is_done else "half done" if planned.half_done else "planned"
-    )
+    planned, refusals = prepared.plan, prepared.refusals
+    phase = "refused" if refusals else "switched" if is_done else "half done" if planned.half_done else "planned"
     shown: dict[str, Figure] = {
         "version": 0 if planned.batch is None else planned.batch + 1,
         "stores": len(planned.stores),
@@ -225,13 +232,13 @@ def of_switch(planned: SwitchPlan, *, is_done: bool) -> Metadata:
         "local_bytes": planned.local_bytes,
         "quarantined_files": len(planned.first) + len(planned.last),
         "remaining_files": planned.stays_files,
-        "refusals": len(planned.refusals),
+        "refusals": len(refusals),
     }
     return {
         "phase": phase,
         "to": planned.to.value,
         "figures": figures(shown),
-        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "refusal": _refusal(refusals),
         "start_with": planned.start_with,
         "steps": table(
             {"store": "string", "head": "string", "snapshot source": "string", "bytes": "int"},
@@ -250,11 +257,10 @@ def of_aborted_switch(begun: Begun) -> Metadata:
     }
 
 
-def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
+def of_rewrite(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     """The phase of a rewrite, its partitions before and after, its estimates, and its reasons to refuse."""
-    phase = (
-        "refused" if planned.refusals else "rewritten" if is_done else "half done" if planned.half_done else "planned"
-    )
+    planned, refusals = prepared.plan, prepared.refusals
+    phase = "refused" if refusals else "rewritten" if is_done else "half done" if planned.half_done else "planned"
     sink = planned.file_sink
     shown: dict[str, Figure] = {
         "version": 0 if planned.batch is None else planned.batch + 1,
@@ -264,13 +270,13 @@ def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
         "read_bytes": planned.read_bytes,
         "local_bytes": planned.local_bytes,
         "estimated_seconds": round(planned.seconds, 1),
-        "refusals": len(planned.refusals),
+        "refusals": len(refusals),
     }
     return {
         "phase": phase,
         "rewrite": planned.rewrite.value,
         "figures": figures(shown),
-        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "refusal": _refusal(refusals),
         "file_sink": "none" if sink is None else f"{sink.entry.url}/{sink.entry.path}",
         "groups": table(
             {"operator": "int", "store": "string", "partitions before": "int", "after": "int", "bytes": "int"},
@@ -282,12 +288,13 @@ def of_rewrite(planned: RewritePlan, *, is_done: bool) -> Metadata:
     }
 
 
-def of_load(planned: RewritePlan, *, is_done: bool) -> Metadata:
+def of_load(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     """The metadata of a rewrite, and the savepoint with its rows."""
+    planned = prepared.plan
     assert planned.load is not None
     saved = planned.load.saved
     return {
-        **of_rewrite(planned, is_done=is_done),
+        **of_rewrite(prepared, is_done=is_done),
         "savepoint": saved.url,
         "savepoint_batch": saved.batch,
         "watermark_ms": saved.watermark_ms,
@@ -295,23 +302,25 @@ def of_load(planned: RewritePlan, *, is_done: bool) -> Metadata:
     }
 
 
-def of_evolution(planned: RewritePlan, found: EvolutionPreview | None) -> Metadata:
+def of_evolution(prepared: PreparedRewrite, found: EvolutionPreview | None) -> Metadata:
     """As `of_rewrite`, for a plan of a schema evolution, and the first rows before and after."""
     first = () if found is None else found.first
     return {
-        **of_rewrite(planned, is_done=False),
+        **of_rewrite(prepared, is_done=False),
         "rows": table(
             {"store": "string", "key": "string", "before": "string", "after": "string"},
             ((str(store), str(row.key), str(row.before), str(row.after)) for store, row in first),
         ),
-        "columns": "; ".join(f"{name}: {change.after_columns}" for name, change in planned.schemas.items()) or "none",
+        "columns": "; ".join(f"{name}: {change.after_columns}" for name, change in prepared.plan.schemas.items())
+        or "none",
         "changed_rows": 0 if found is None else found.total,
     }
 
 
-def of_edit(planned: EditPlan, *, is_done: bool) -> Metadata:
+def of_edit(prepared: PreparedEdit, *, is_done: bool) -> Metadata:
     """The phase of an edit, its changed rows, its estimates, and its reasons to refuse."""
-    phase = "refused" if planned.refusals else "edited" if is_done else "half done" if planned.half_done else "planned"
+    planned, refusals = prepared.plan, prepared.refusals
+    phase = "refused" if refusals else "edited" if is_done else "half done" if planned.half_done else "planned"
     shown: dict[str, Figure] = {
         "version": 0 if planned.batch is None else planned.batch + 1,
         "operator": planned.edit.operator,
@@ -320,13 +329,13 @@ def of_edit(planned: EditPlan, *, is_done: bool) -> Metadata:
         "read_bytes": planned.read_bytes,
         "local_bytes": planned.local_bytes,
         "estimated_seconds": round(planned.seconds, 1),
-        "refusals": len(planned.refusals),
+        "refusals": len(refusals),
     }
     return {
         "phase": phase,
         "rewrite": planned.rewrite.value,
         "figures": figures(shown),
-        "refusal": planned.refusals[0] if planned.refusals else "none",
+        "refusal": _refusal(refusals),
         "runs_batch_again": str(planned.begun) if planned.is_in_batch else "none",
         "rows": table(
             {"store": "string", "change": "string", "key": "string", "before": "string", "after": "string"},
@@ -347,7 +356,7 @@ def of_aborted_rewrite(begun: Begun) -> Metadata:
 def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
     """The phase of a clone, its bytes by way, and the reasons that block it."""
     planned = prepared.plan
-    refusals = [str(error) for error in prepared.refusals]
+    refusals = prepared.refusals
     phase = "refused" if refusals else "complete" if planned.is_complete else "planned"
     shown: dict[str, Figure] = {
         "batch": planned.record.batch,
@@ -364,7 +373,7 @@ def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
         "destination": destination,
         "query_id": planned.record.query,
         "figures": figures(shown),
-        "refusal": refusals[0] if refusals else "none",
+        "refusal": _refusal(refusals),
     }
 
 
@@ -372,7 +381,7 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
     """The phase of a mirror, its bytes by way, its lag and the reasons that block it. `cleanup`: the deletions after a
     run."""
     planned = prepared.plan
-    refusals = [str(error) for error in prepared.refusals]
+    refusals = prepared.refusals
     lag, deleted = (planned.lag, prepared.cleanup) if cleanup is None else (planned.left, cleanup)
     shown: dict[str, Figure] = {
         "batch": planned.record.batch,
@@ -396,7 +405,7 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
         "destination": destination,
         "query_id": planned.record.query,
         "figures": figures(shown),
-        "refusal": refusals[0] if refusals else "none",
+        "refusal": _refusal(refusals),
     }
 
 
@@ -409,7 +418,7 @@ def of_savepoint_with_files(prepared: PreparedFiles) -> Metadata:
 def of_savepoint_with_rows(prepared: PreparedRows, destination: str, made: Summary | None = None) -> Metadata:
     """The phase of a savepoint with rows, the bytes to read, its counts, and the reasons that block it."""
     planned = prepared.plan
-    refusals = [str(error) for error in prepared.refusals]
+    refusals = prepared.refusals
     shown: dict[str, Figure] = {
         "batch": planned.begun.batch,
         "newest_batch": planned.newest,
@@ -429,7 +438,7 @@ def of_savepoint_with_rows(prepared: PreparedRows, destination: str, made: Summa
         "destination": destination,
         "format": planned.begun.tables,
         "figures": figures(shown),
-        "refusal": refusals[0] if refusals else "none",
+        "refusal": _refusal(refusals),
         "tables": table(
             {"table": "string", "operator": "string", "rows": "string"},
             ((one.folder, one.operator_name, "bytes" if one.rows is None else "typed") for one in planned.all_tables()),

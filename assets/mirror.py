@@ -50,11 +50,11 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
         cleanup = passes.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
     except StatekeeperError as error:
         lag = _lag(query.storage, destination)
-        yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)])
+        yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)], fleet)
         raise dg.Failure(str(error)) from error
     shown = metadata.of_mirror(prepared, destination.url, cleanup)
     shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
-    yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.left, None, query)])
+    yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.left, None, query)], fleet)
     yield dg.MaterializeResult(metadata=shown)
 
 

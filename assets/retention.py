@@ -43,7 +43,7 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
     after = passes.audit.judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
         metadata=metadata.of_retention(done),
-        check_results=with_fleet_verdicts(context, [retention_floor_is_kept(done, after, query)]),
+        check_results=with_fleet_verdicts(context, [retention_floor_is_kept(done, after, query)], fleet),
     )
 
 

@@ -58,7 +58,7 @@ def rewriting(config: Rewrite, fleet: Fleet, kind: RewriteKind, goal: Goal) -> A
             open_sink=open_sink,
         )
         if config.do is Do.PLAN:
-            return metadata.of_rewrite(prepared.plan, is_done=prepared.plan.is_there), None
+            return metadata.of_rewrite(prepared, is_done=prepared.plan.is_there), None
         prepared = passes.rewrite.execute(
             storage,
             prepared,
@@ -68,7 +68,7 @@ def rewriting(config: Rewrite, fleet: Fleet, kind: RewriteKind, goal: Goal) -> A
             stopped=config.confirm_stopped,
             scratch=launch.scratch,
         )
-        refusal = next(iter(prepared.plan.refusals), None)
-        return metadata.of_rewrite(prepared.plan, is_done=refusal is None), refusal
+        refusal = next(map(str, prepared.refusals), None)
+        return metadata.of_rewrite(prepared, is_done=refusal is None), refusal
 
     return action

@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import metadata
+from assets.launches import for_launchpad, with_refusal_for_launchpad
 from assets.metadata import Metadata
 from assets.partitions import QUERIES
 from assets.sources import GROUP, OWNERS, STREAMING_QUERY
@@ -86,10 +87,10 @@ def savepoint(context: dg.AssetExecutionContext, config: Savepoint, fleet: Fleet
         save = _files if config.keep is Keep.FILES else _rows
         shown = save(config, fleet, query, destination, by)
     except StatekeeperError as error:
-        raise dg.Failure(str(error)) from error
+        raise dg.Failure(for_launchpad(str(error), query)) from error
     if config.do is DoSavepoint.APPLY:
         shown |= {"phase": "saved", "seconds": round(by.clock.monotonic_seconds() - started, 3)}
-    return dg.MaterializeResult(metadata=shown)
+    return dg.MaterializeResult(metadata=with_refusal_for_launchpad(shown, query))
 
 
 def _files(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Storage, by: Maintainer) -> Metadata:
@@ -122,6 +123,7 @@ def _rows(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Stor
         query.storage,
         destination,
         by,
+        policies=query.policies,
         batch=config.batch,
         tables=Tables.DELTA if config.keep is Keep.DELTA else Tables.PARQUET,
         stopped=config.confirm_stopped,

@@ -13,7 +13,7 @@ from assets.jobs import maintain_query, refresh_fleet_health
 from assets.partitions import ACTIVE, QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.snapshot import snapshot
 from assets.verdicts import red_queries
-from resources.fleet import Fleet
+from resources.fleet import FLEET_TAG, Fleet
 from resources.notifier import Notifier
 from resources.worker import HOLDER_TAG, holder, is_dead
 from statestore.clock import RandomIds, SystemClock
@@ -22,6 +22,9 @@ from statestore.maintenance import fleet as fleets
 from statestore.maintenance import lease
 from statestore.maintenance.config import Configuration
 from statestore.maintenance.fleet import Query, forget_seconds
+
+_RUNS_OF_A_QUERY = 20
+"""The newest runs to examine, because those of another fleet can be among them."""
 
 
 @dg.sensor(
@@ -46,7 +49,7 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     for name, problem in found.problems.items():
         context.log.warning("%s: %s", name, problem)
     now = SystemClock().now_seconds()
-    lasts = {name: _last(context.instance, name) for name in found.queries}
+    lasts = {name: _last(context.instance, fleet, name) for name in found.queries}
     known_requests = {
         name: _measured(context.instance, query, asked) if lasts[name] is Last.SUCCEEDED else asked
         for name, query in found.queries.items()
@@ -69,12 +72,12 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     requested = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
     requested |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
     requested |= {name: one.asked for name, one in asks}
-    requests = [_request(name, one, found.queries[name]) for name, one in asks]
-    requests += _first_health(context.instance, found)
+    requests = [_request(name, one, found.queries[name], fleet) for name, one in asks]
+    requests += _first_health(context.instance, found, fleet)
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _skip_reason(found, decided, lasts),
-        cursor=Cursor(requested, changes.gone_since_seconds).encoded(),
+        cursor=Cursor(requested, changes.gone_since_seconds, changes.added).encoded(),
         dynamic_partitions_requests=[
             *([QUERIES.build_add_request(changes.new)] if changes.new else []),
             *([QUERIES.build_delete_request(changes.forgotten)] if changes.forgotten else []),
@@ -90,7 +93,8 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
 def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReason:
     """Report runs whose process is dead as failed, and release their leases. Otherwise the run of a killed process would
     stay STARTED and block its query. It requests no run: `changelog_tail` retries the query."""
-    started = context.instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+    all_started = context.instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+    started = [run for run in all_started if HOLDER_TAG in run.tags and fleet.may_own(run.tags)]
     dead = [run for run in started if is_dead(context.instance, run.run_id, run.tags)]
     for run in dead:
         context.instance.report_run_failed(
@@ -100,7 +104,9 @@ def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReaso
             _free_lease(fleet, run)
         except StatekeeperError as error:
             context.log.warning("the lease of the dead run %s expires in ten minutes: %s", run.run_id, error)
-    return dg.SkipReason(f"{len(started)} runs are started; {len(dead)} of them were dead and are reported as failed")
+    return dg.SkipReason(
+        f"{len(started)} runs of this fleet are started; {len(dead)} of them were dead and are reported as failed"
+    )
 
 
 @dg.run_failure_sensor(
@@ -139,11 +145,13 @@ def _cause(context: dg.RunFailureSensorContext) -> str:
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes of the set of queries: the `new` and the `forgotten` ones of this tick, and since when others are gone."""
+    """Changes of the set of queries: the `new` and the `forgotten` ones of this tick, since when others are gone, and all
+    that this sensor has added."""
 
     new: list[str]
     forgotten: list[str]
     gone_since_seconds: dict[str, float]
+    added: frozenset[str]
 
 
 def _changes(
@@ -151,19 +159,20 @@ def _changes(
 ) -> _Changes:
     gone = {
         name: cursor.gone_since_seconds.get(name, now_seconds)
-        for name in sorted(known - set(found.queries) - set(configuration.roots))
+        for name in sorted((known & cursor.added) - set(found.queries) - set(configuration.roots))
         if not found.is_unseen(name)
     }
     forgotten = [name for name, since in gone.items() if now_seconds - since >= forget_seconds(configuration, name)]
     since = {name: seconds for name, seconds in gone.items() if name not in forgotten}
-    return _Changes(sorted(set(found.queries) - known), forgotten, since)
+    new = set(found.queries) - known
+    return _Changes(sorted(new), forgotten, since, ((cursor.added & known) | new) - set(forgotten))
 
 
-def _request(name: str, ask: Ask, query: Query) -> dg.RunRequest:
+def _request(name: str, ask: Ask, query: Query, fleet: Fleet) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=ask.run_key(name),
         partition_key=name,
-        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}"},
+        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}", FLEET_TAG: fleet.label},
         job_name=maintain_query.name,
     )
 
@@ -184,13 +193,13 @@ def _measured(instance: dg.DagsterInstance, query: Query, asked: Asked) -> Asked
     return replace(asked, versions=due.versions_in(target, figures, long_tail=query.root.policies.snapshot.changelogs))
 
 
-def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet) -> list[dg.RunRequest]:
+def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet, fleet: Fleet) -> list[dg.RunRequest]:
     """The first examination of the fleet, in the first tick that finds a query. The schedule requests the others."""
     if not (found.queries or found.problems) or instance.get_latest_materialization_event(fleet_health.key):
         return []
     if instance.get_runs(filters=dg.RunsFilter(job_name=refresh_fleet_health.name), limit=1):
         return []  # the first run is not finished, or has failed
-    tags = {REASON_TAG: "first tick"}
+    tags = {REASON_TAG: "first tick", FLEET_TAG: fleet.label}
     return [dg.RunRequest(run_key="first_fleet_health", tags=tags, job_name=refresh_fleet_health.name)]
 
 
@@ -202,15 +211,17 @@ def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
         lease.break_dead_lease(storage, dead, run=RandomIds().fresh(), by=by, clock=SystemClock())
 
 
-def _last(instance: dg.DagsterInstance, query: str) -> Last:
-    """The status of the newest run of the query, whoever requested it."""
+def _last(instance: dg.DagsterInstance, fleet: Fleet, query: str) -> Last:
+    """The status of the newest run of the query, whoever requested it. Another fleet may have a query of the same name."""
     tags = {QUERY_TAG: query}
-    if instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=ACTIVE), limit=1):
+    active = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=ACTIVE))
+    if any(fleet.may_own(run.tags) for run in active):
         return Last.ACTIVE
-    newest = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags), limit=1)
-    if not newest:
+    newest = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags), limit=_RUNS_OF_A_QUERY)
+    run = next((run for run in newest if fleet.may_own(run.tags)), None)
+    if run is None:
         return Last.NONE
-    return Last.SUCCEEDED if newest[0].status is DagsterRunStatus.SUCCESS else Last.FAILED
+    return Last.SUCCEEDED if run.status is DagsterRunStatus.SUCCESS else Last.FAILED
 
 
 def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dict[str, Last]) -> str:

@@ -44,7 +44,7 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
     if done.failed:
         action, error = done.failed[0]
         raise dg.Failure(f"{len(done.failed)} snapshots failed. First: store {action.store}: {error}", metadata=shown)
-    results = with_fleet_verdicts(context, [tail_is_short(done, query)])
+    results = with_fleet_verdicts(context, [tail_is_short(done, query)], fleet)
     return dg.MaterializeResult(metadata=shown, check_results=results)
 
 

@@ -21,6 +21,7 @@ from dagster._core.storage.asset_check_execution_record import (
 
 from assets import metadata
 from assets.partitions import QUERY_SET
+from resources.fleet import Fleet
 
 _RED_QUERIES = "red_queries"
 
@@ -34,10 +35,11 @@ class Red:
 
 
 def with_fleet_verdicts(
-    context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult]
+    context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult], fleet: Fleet
 ) -> list[dg.AssetCheckResult]:
     """Log the fleet's verdict on the check of each result. Returns the results."""
-    queries = context.instance.get_dynamic_partitions(QUERY_SET)
+    # The instance can have partitions of another fleet.
+    queries = filter(fleet.configuration().names, context.instance.get_dynamic_partitions(QUERY_SET))
     for result in results:
         assert result.check_name is not None
         key = dg.AssetCheckKey(context.asset_key, result.check_name)

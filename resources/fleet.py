@@ -1,6 +1,7 @@
 """The fleet of checkpoints in `statekeeper.toml`, the file that the command line also reads."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import dagster as dg
 
 from resources.worker import Worker
 from statestore.maintenance import config, fleet
+from statestore.maintenance.commands import with_name
 from statestore.maintenance.config import Configuration, MirrorPolicy, Policies, with_options_of
 from statestore.maintenance.quiet import QUIET_SECONDS
 from statestore.query_metrics import Prices
@@ -30,12 +32,23 @@ class OpenedQuery:
         """The `statekeeper` command that applies a verb to this query."""
         return _command(self.config_file, verb, self.name, *options)
 
+    def pasteable(self, text: str) -> str:
+        """The text with commands that can be pasted: with the name of this query, and the configuration that names it."""
+        return with_name(text, self.name, before=("--config", self.config_file))
+
+
+FLEET_TAG = "statekeeper/fleet"
+"""The tag of a run with the name of its fleet. Other teams and other fleets can use the same Dagster instance."""
+
 
 class Fleet(dg.ConfigurableResource):
     """Reads the configuration at each call, so a changed policy applies from the next run.
 
     The caller opens storages and does not keep them. Storages on S3 share a client while the process lives.
     """
+
+    name: str = ""
+    """The name of the fleet. Two fleets of one Dagster instance have different names. Default: `config_file`."""
 
     config_file: str
     """Path of `statekeeper.toml`."""
@@ -48,6 +61,20 @@ class Fleet(dg.ConfigurableResource):
     runs_per_tick: int = 20
     """The most runs that one tick of the sensor `changelog_tail` requests; the other queries are due at the next tick. A
     request costs a tick 0.4 s of its 60 s."""
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Tag the run with the name of the fleet, also if a person launched it."""
+        if context.instance is not None and context.run is not None:
+            context.instance.add_run_tags(context.run.run_id, {FLEET_TAG: self.label})
+
+    @property
+    def label(self) -> str:
+        """The name of the fleet in the tags of its runs."""
+        return self.name or self.config_file
+
+    def may_own(self, tags: Mapping[str, str]) -> bool:
+        """Whether a run with these tags may be of this fleet. A run that a person launched has no tag before it starts."""
+        return tags.get(FLEET_TAG, self.label) == self.label
 
     def configuration(self) -> Configuration:
         """The configuration. Raises `BadConfiguration`."""

@@ -18,6 +18,7 @@ from statestore.cli.common import (
     error_object,
     open_destination,
     output_option,
+    pasteable,
     root_argument,
     stopped_option,
     this_process,
@@ -76,7 +77,7 @@ def claim(
         passes.claim.execute(root.storage, other, prepared, by, run=by.ids.fresh(), stopped=stopped)
         is_done = True
     output.show(_object(prepared, is_done=is_done), lambda console: _print(console, prepared, is_done=is_done))
-    sys.exit(0 if is_done and not prepared.refusals else FINDINGS)
+    sys.exit(FINDINGS if prepared.refusals else 0)
 
 
 def _object(prepared: PreparedClaim, *, is_done: bool) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _print(console: Console, prepared: PreparedClaim, *, is_done: bool) -> None:
             soft_wrap=True,
         )
     for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
     if is_done:
         console.print("the query owns the state root")
         if planned.query != planned.former:

@@ -23,6 +23,7 @@ from statestore.cli.common import (
     error_object,
     open_destination,
     output_option,
+    pasteable,
     root_argument,
     scratch_option,
     stopped_for_copy_option,
@@ -153,7 +154,7 @@ def print_clone(console: Console, prepared: PreparedClone) -> None:
     if planned.is_complete:
         console.print("the clone is complete: nothing to do")
     for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
 
 
 def _print_done(console: Console, planned: ClonePlan, url: str, seconds: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +25,7 @@ from statestore.durations import parse_duration
 from statestore.errors import NotACheckpoint, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.sparks import Spark
+from statestore.maintenance.commands import with_name
 from statestore.maintenance.config import (
     FILE_NAME,
     Configuration,
@@ -47,7 +49,8 @@ INTERRUPTED = 130
 _MIB = 1024 * 1024
 
 # Keys of click's context, which the group and its verbs share.
-_AS_JSON, _IS_SHOWN, _ROOT, _ENDPOINT = (f"{__name__}.{key}" for key in ("as_json", "is_shown", "root", "endpoint"))
+_KEYS = ("as_json", "is_shown", "root", "name", "endpoint")
+_AS_JSON, _IS_SHOWN, _ROOT, _NAME, _ENDPOINT = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Console(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -153,24 +156,35 @@ def error_object(error: StatekeeperError) -> dict[str, Any]:
     return {
         "code": error.code,
         "exit_code": error.exit_code,
-        "message": error.what,
+        "message": pasteable(error.what),
         "path": error.path,
-        "hint": error.hint,
+        "hint": error.hint and pasteable(error.hint),
     }
+
+
+def pasteable(text: str) -> str:
+    """The text with commands that can be pasted: with the root, the configuration and the endpoint of this command."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is None or _NAME not in ctx.meta:
+        return text
+    top, endpoint = ctx.find_root(), ctx.meta.get(_ENDPOINT)
+    is_given = top.get_parameter_source("config") is ParameterSource.COMMANDLINE
+    config = ["--config", str(top.params["config"])] if is_given else []
+    return with_name(text, ctx.meta[_NAME], before=config, after=["--endpoint-url", endpoint] if endpoint else [])
 
 
 def say(error: StatekeeperError, *, of: StorePath | None = None) -> None:
     """Print an error to stderr, with the store that it concerns."""
     # Not as markup: names from files may contain brackets.
     store = f"{of}: " if of else ""
-    TALK.print(Text.assemble((error.code, "red"), ": ", store, str(error)), soft_wrap=True)
+    TALK.print(Text.assemble((error.code, "red"), ": ", store, pasteable(str(error))), soft_wrap=True)
 
 
 def say_skipped(store: StorePath, skipped: Iterable[str]) -> None:
     """Print a warning for each snapshot that a restore skipped in favor of an older base."""
     for reason in dict.fromkeys(skipped):
         what = f"{reason}; an older base was used. Verify the checkpoint: statekeeper audit ROOT --deep"
-        TALK.print(Text.assemble(("warning", "yellow"), ": ", f"{store}: {what}"), soft_wrap=True)
+        TALK.print(Text.assemble(("warning", "yellow"), ": ", f"{store}: {pasteable(what)}"), soft_wrap=True)
 
 
 class Duration(click.ParamType[float]):
@@ -209,6 +223,7 @@ def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
     ctx.meta[_ROOT] = spec = _with_endpoint(ctx, root.spec)
+    ctx.meta[_NAME] = name
     return _opened(spec, root)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import click
 from rich.console import Console
@@ -20,14 +20,15 @@ from statestore.cli.common import (
     Output,
     for_spark_of_checkpoint_option,
     memory_option,
+    pasteable,
     progress_bar,
     say_skipped,
     scratch_option,
     stopped_option,
     workers_option,
 )
+from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark
-from statestore.maintenance.passes.stopped import Prepared
 from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 
 Command = Callable[..., None]
@@ -106,11 +107,16 @@ def store_progress() -> Iterator[ProgressCallback]:
         yield show
 
 
+class Prepared(Protocol):
+    """The prepared plan of any verb."""
+
+    @property
+    def refusals(self) -> tuple[StatekeeperError, ...]: ...
+
+
 def blockers(prepared: Prepared) -> list[str]:
-    """Return what blocks the execution of a plan: the guards of its verb, such as the configured mode, and its refusals."""
-    planned = prepared.plan
-    by_guards = [] if planned.is_there else [str(error) for error in prepared.refusals]
-    return [*by_guards, *planned.refusals]
+    """Return what blocks the execution of a plan, for people."""
+    return [pasteable(str(error)) for error in prepared.refusals]
 
 
 def show_plan(

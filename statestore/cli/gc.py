@@ -23,6 +23,7 @@ from statestore.cli.common import (
     Output,
     mode_option,
     output_option,
+    pasteable,
     progress_bar,
     root_argument,
     say,
@@ -211,7 +212,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
                 for one in prepared.forecast.later
             ],
         },
-        "refusals": [{"code": refusal.code, "error": str(refusal)} for refusal in prepared.refusals],
+        "refusals": [{"code": refusal.code, "error": pasteable(str(refusal))} for refusal in prepared.refusals],
         "losses": {
             "errors": [{"file": finding.file, "problem": finding.problem} for finding in losses.findings],
             "stores": [
@@ -245,8 +246,8 @@ def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
     )
     if kept.laggard is not None:
         yield (
-            f"store {kept.laggard} has the oldest base, and gc keeps {kept.of_laggard:,} batch logs because of it. To "
-            "free them, run: statekeeper snapshot ROOT --all"
+            f"store {kept.laggard} has the oldest base, and gc keeps {kept.of_laggard:,} batch logs because of it. "
+            + pasteable("To free them, run: statekeeper snapshot ROOT --all")
         )
 
 
@@ -314,11 +315,15 @@ def _print(
                 console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
     elif deletions and prepared.refusals:
         for refusal in prepared.refusals:
-            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+            console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
         console.print(f"due for deletion: {counted(deletions, 'file')}")
     elif deletions:
         console.print(f"to delete {counted(deletions, 'file')}, add --apply")
     else:
         console.print("nothing to delete")
         if prepared.losses.findings:
-            console.print("the audit reports errors; to list them, run: statekeeper audit ROOT")
+            console.print(
+                pasteable("the audit reports errors; to list them, run: statekeeper audit ROOT"),
+                soft_wrap=True,
+                markup=False,
+            )

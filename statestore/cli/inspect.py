@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, output_option
+from statestore.cli.common import FINDINGS, Opened, Output, output_option, pasteable
 from statestore.cli.lineage import lineage_lines, lineage_object
 from statestore.cli.roots import several_roots
 from statestore.clock import SystemClock
@@ -226,8 +226,9 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         logs = about.batch_logs
         console.print(
             f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, versions {logs.oldest} to {logs.newest}; "
-            "Spark reads their changelogs after: statekeeper unpack ROOT",
+            + pasteable("Spark reads their changelogs after: statekeeper unpack ROOT"),
             soft_wrap=True,
+            markup=False,
         )
     if about.metrics is not None:
         for line in _metrics_lines(about.metrics):

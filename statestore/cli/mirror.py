@@ -23,6 +23,7 @@ from statestore.cli.common import (
     error_object,
     open_destination,
     output_option,
+    pasteable,
     root_argument,
     scratch_option,
     stopped_for_copy_option,
@@ -183,7 +184,7 @@ def _print_plan(console: Console, prepared: PreparedMirror) -> None:
         console.print("the mirror has all files: nothing to copy")
     _print_cleanup(console, prepared.cleanup, "to delete")
     for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
 
 
 def _print_cleanup(console: Console, cleanup: CleanupPlan, label: str) -> None:

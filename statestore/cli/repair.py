@@ -16,13 +16,16 @@ from statestore.cli.common import (
     TALK,
     Opened,
     Output,
+    error_object,
     for_spark_option,
     output_option,
+    pasteable,
     root_argument,
     scratch_option,
     stopped_option,
     this_process,
 )
+from statestore.cli.execution import print_next_step
 from statestore.counts import counted
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
@@ -110,7 +113,7 @@ def repair(
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
     reads = DeepRead(scratch, by.clock) if deep else None
-    prepared = passes.repair.plan(storage, policies, spark, location, deep=reads)
+    prepared = passes.repair.plan(storage, policies, spark, location, deep=reads, clock=by.clock)
     done: list[RepairAction] = []
     if apply:
         way_back = f"to undo this run: statekeeper repair {storage.url} --undo {run} --confirm-stopped"
@@ -124,7 +127,11 @@ def repair(
             progress=done.append,
         )
     planned = prepared.plan
-    output.show(_object(planned, run, done), lambda console: _print(console, planned, done))
+    refusals = () if done else prepared.refusals
+    output.show(
+        {**_object(planned, run, done), "refusals": [error_object(error) for error in refusals]},
+        lambda console: _print(console, planned, done, [pasteable(str(error)) for error in refusals]),
+    )
     sys.exit(FINDINGS if planned.asks or len(done) < len(planned.actions) else 0)
 
 
@@ -137,7 +144,7 @@ def _object(planned: RepairPlan, run: str, done: Sequence[RepairAction]) -> dict
     }
 
 
-def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) -> None:
+def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction], blocked: Sequence[str]) -> None:
     if planned.actions:
         table = tables.table(f"{counted(len(planned.actions), 'file')} to repair", "action", "file", "reason")
         for action in planned.actions[: tables.ROWS]:
@@ -157,7 +164,7 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction]) 
     if done:
         console.print(f"repaired {counted(len(done), 'file')}")
     elif planned.actions:
-        console.print("to execute: --apply --confirm-stopped")
+        print_next_step(console, blocked)
     elif not planned.asks:
         text = "nothing to repair: repair does not restore missing files or logs; statekeeper audit lists them"
         console.print(text, soft_wrap=True)

@@ -22,6 +22,7 @@ from statestore.cli.common import (
     error_object,
     open_destination,
     output_option,
+    pasteable,
     progress_bar,
     root_argument,
     scratch_option,
@@ -203,9 +204,9 @@ def rewind(
             starting=lambda: TALK.print(way_back, soft_wrap=True),
             progress=done.append,
         )
-    left = len(prepared.plan.actions) - len(done)
+    is_partly_done = apply and len(done) < len(prepared.plan.actions)
     output.show(_object(prepared, run, done), lambda console: _print(console, prepared, done))
-    sys.exit(FINDINGS if left or prepared.refusals else 0)
+    sys.exit(FINDINGS if is_partly_done or prepared.refusals else 0)
 
 
 def _target(storage: Storage, batch: int | None, time: datetime | None) -> int:
@@ -273,7 +274,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
         tables.add(table, f"{number:,}", f"{sizes[reason]:,}", reason)
     tables.show(console, table)
     for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
     if prepared.refusals:
         return
     for line in _notes(prepared, is_done=bool(done)):

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from statestore.cli import tables
-from statestore.cli.common import Opened, Output, open_destination, output_option, this_process
+from statestore.cli.common import Opened, Output, open_destination, output_option, pasteable, this_process
 from statestore.cli.execution import (
     Command,
     Execution,
@@ -116,6 +116,7 @@ def prepared_for(
         scratch=execution.scratch,
         file_sink=file_sink,
         open_sink=open_sink,
+        clock=by.clock,
     )
     if not execution.apply:
         return prepared
@@ -138,7 +139,7 @@ def _print_plan(console: Console, planned: RewritePlan, wording: Wording, blocke
             )
         tables.show(console, table)
         for line in _lines(planned, wording):
-            console.print(tables.plain(line), soft_wrap=True)
+            console.print(tables.plain(pasteable(line)), soft_wrap=True)
     print_next_step(console, blocked)
 
 

@@ -25,6 +25,7 @@ from statestore.cli.common import (
     mode_option,
     open_destination,
     output_option,
+    pasteable,
     progress_bar,
     root_argument,
     scratch_option,
@@ -163,7 +164,15 @@ def savepoint(
     other = open_destination(ctx, destination).storage
     if rows:
         prepared = passes.savepoint.plan_rows(
-            root.storage, other, by, batch=batch, tables=Tables(form), stopped=stopped, label=label, note=note
+            root.storage,
+            other,
+            by,
+            policies=policies,
+            batch=batch,
+            tables=Tables(form),
+            stopped=stopped,
+            label=label,
+            note=note,
         )
         _save_rows(root.storage, other, prepared, policies, dry_run, workers, scratch, output)
     else:
@@ -342,7 +351,7 @@ def _print_plan(console: Console, prepared: PreparedRows, scratch_bytes: int, sc
     if planned.is_complete:
         console.print("the savepoint is complete: nothing to do")
     for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
 
 
 def _print_done(console: Console, prepared: PreparedRows, made: Summary, url: str, seconds: float) -> None:

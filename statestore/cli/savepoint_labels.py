@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, this_process
+from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, pasteable, this_process
 from statestore.counts import counted
 from statestore.maintenance import passes
 from statestore.maintenance.config import Policies
@@ -43,7 +43,7 @@ def delete_labeled(
         if planned.others:
             console.print(f"{planned.others:,} other files stay")
         for refusal in planned.refusals:
-            console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
+            console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
         end = "deleted" if applies else "to delete"
         console.print(tables.plain(f"{end} {text}{'' if applies else '; add --apply'}"), soft_wrap=True)
 

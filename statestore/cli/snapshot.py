@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.common import (
@@ -20,10 +21,12 @@ from statestore.cli.common import (
     Duration,
     Opened,
     Output,
+    error_object,
     for_spark_of_checkpoint_option,
     memory_option,
     mode_option,
     output_option,
+    pasteable,
     progress_bar,
     root_argument,
     say,
@@ -33,15 +36,20 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
+from statestore.cli.execution import blockers
+from statestore.counts import counted
 from statestore.errors import DAMAGES, StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.maintenance import passes, records
 from statestore.maintenance import snapshot as snapshots
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Maintainer, PreparedSnapshots
-from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+from statestore.maintenance.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
 
 _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
+_AUDIT_DEEP = (
+    "to list the corrupt files and the next step, run: statekeeper audit ROOT --deep. Then run this command again"
+)
 
 
 @click.command(short_help="Take snapshots of the stores with long tails.")
@@ -126,8 +134,10 @@ def snapshot(
     )
     plan = prepared.plan
     if dry_run:
-        shown = {**records.of_snapshot_plan(plan), "next_step": _FIND_THE_FIX if _findings(plan) else None}
-        output.show(shown, lambda console: _print_plan(console, plan))
+        step = _next_step_of_plan(prepared)
+        refusals = [error_object(error) for error in prepared.refusals]
+        shown = {**records.of_snapshot_plan(plan), "next_step": step, "refusals": refusals}
+        output.show(shown, lambda console: _print_plan(console, prepared, step))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
@@ -136,9 +146,9 @@ def snapshot(
     except BaseException:
         # Also after an interruption: the finished snapshots exist.
         if taken or failed:
-            _show(output, plan, taken, failed)
+            _show(output, prepared, taken, failed)
         raise
-    _show(output, plan, taken, failed)
+    _show(output, prepared, taken, failed)
     sys.exit(_exit_code(plan, taken, failed))
 
 
@@ -169,15 +179,19 @@ def _take(
 
 def _show(
     output: Output,
-    plan: SnapshotPlan,
+    prepared: PreparedSnapshots,
     taken: list[snapshots.Taken],
     failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
 ) -> None:
     """Show the results in the order of the plan."""
+    plan = prepared.plan
     places = {action.store: place for place, action in enumerate(plan.take)}
     taken.sort(key=lambda one: places[one.action.store])
     failed.sort(key=lambda one: places[one[0].store])
-    output.show(_taken_object(plan, taken, failed), lambda console: _print_taken(console, plan, taken, failed))
+    step = _next_step(prepared, taken, failed)
+    output.show(
+        _taken_object(plan, taken, failed, step), lambda console: _print_taken(console, plan, taken, failed, step)
+    )
 
 
 def _exit_code(plan: snapshots.SnapshotPlan, taken: Sequence[snapshots.Taken], failed: Sequence[object]) -> int:
@@ -192,31 +206,53 @@ def _findings(plan: SnapshotPlan) -> list[LeaveAlone]:
 
 
 def _next_step(
-    plan: SnapshotPlan, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
+    prepared: PreparedSnapshots, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
 ) -> str | None:
     """Return the command to run next and its purpose; None if there is nothing to do."""
+    if any(isinstance(error, DAMAGES) for _, error in failed):
+        return pasteable(_AUDIT_DEEP)
+    if failed:
+        return "run it again: finished snapshots are not taken twice"
+    return None if taken and not _findings(prepared.plan) else _next_step_of_plan(prepared)
+
+
+def _next_step_of_plan(prepared: PreparedSnapshots) -> str | None:
+    """Return why a plan has no snapshot, and the command that takes one; None for a plan with snapshots."""
+    plan, facts = prepared.plan, prepared.gathered
     if plan.batch is None:
-        return (
-            "no batch is committed yet; if the query has committed batches, run statekeeper audit to find the "
-            "missing files"
+        return pasteable(
+            "no batch is committed yet. If the query has committed batches, find the missing files: statekeeper audit ROOT"
         )
     if plan.stateless is not None:
         return plan.stateless.value
-    if any(isinstance(error, DAMAGES) for _, error in failed):
-        return "statekeeper audit --deep lists the corrupt files and the next step; then run this again"
-    if failed:
-        return "run it again: finished snapshots are not taken twice"
     if _findings(plan):
-        return _FIND_THE_FIX
-    if not taken:
-        return "no store needs a snapshot: --dry-run shows the reasons; to include stores with short tails, add --all"
-    return None
+        return pasteable(_FIND_THE_FIX)
+    if plan.take:
+        return None
+    mode = " --mode snapshots" if prepared.mode is Mode.OBSERVE else ""
+    tails = {fact.store: len(fact.load.replay) for fact in facts.stores if fact.load is not None}
+    short = [action for action in plan.leave if action.reason is SkipReason.SHORT_TAIL]
+    if short:
+        longest = max(short, key=lambda action: tails[action.store])
+        return pasteable(
+            f"no store needs a snapshot by the policy: the longest tail has {counted(tails[longest.store], 'changelog')} "
+            f"({longest.store}), and the limit is {prepared.policy.changelogs:,}. A restart replays all tails in about "
+            f"{plan.seconds_before:,.1f} s. To take snapshots of all stores now, run: statekeeper snapshot ROOT --all{mode}"
+        )
+    if any(action.reason is SkipReason.NEAR_HEAD for action in plan.leave):
+        return pasteable(
+            "no store can get a snapshot now: in structure V1, a running query may still replace its newest versions. To "
+            f"take snapshots of them, stop the query and run: statekeeper snapshot ROOT --at-head --confirm-stopped{mode}"
+        )
+    return "no store needs a snapshot: each one has a snapshot of its head, and a restart replays nothing"
 
 
-def _print_plan(console: Console, plan: SnapshotPlan) -> None:
-    tables.show(console, _plan_table(plan))
-    if _findings(plan):
-        console.print(_FIND_THE_FIX)
+def _print_plan(console: Console, prepared: PreparedSnapshots, step: str | None) -> None:
+    tables.show(console, _plan_table(prepared.plan))
+    for refusal in blockers(prepared):
+        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
+    if step is not None:
+        console.print(tables.plain(step), soft_wrap=True)
 
 
 def _plan_table(plan: SnapshotPlan) -> Table:
@@ -238,14 +274,17 @@ def _plan_table(plan: SnapshotPlan) -> Table:
 
 
 def _taken_object(
-    plan: SnapshotPlan, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
+    plan: SnapshotPlan,
+    taken: Sequence[Taken],
+    failed: Sequence[tuple[TakeSnapshot, StatekeeperError]],
+    step: str | None,
 ) -> dict[str, Any]:
     """The results as one JSON object."""
     return {
         **records.of_snapshot_plan(plan),
         "taken": [records.of_taken(one) for one in taken],
         "failed": [records.of_failed(action, error) for action, error in failed],
-        "next_step": _next_step(plan, taken, failed),
+        "next_step": step,
     }
 
 
@@ -254,6 +293,7 @@ def _print_taken(
     plan: SnapshotPlan,
     taken: Sequence[Taken],
     failed: Sequence[tuple[TakeSnapshot, StatekeeperError]],
+    step: str | None,
 ) -> None:
     """Print the results and the next step."""
     if taken:
@@ -282,6 +322,5 @@ def _print_taken(
     for action in _findings(plan)[: tables.ROWS]:
         console.print(tables.plain(f"{action.store}: {action.explained}"), soft_wrap=True)
     console.print(f"{len(taken)} taken, {len(failed)} failed, {len(plan.leave)} skipped")
-    step = _next_step(plan, taken, failed)
     if step is not None:
         console.print(tables.plain(step), soft_wrap=True)

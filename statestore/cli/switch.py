@@ -64,7 +64,13 @@ def switch(
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
     prepared = passes.switch.plan(
-        storage, policies, to, execution.spark, scratch=execution.scratch, workers=execution.workers
+        storage,
+        policies,
+        to,
+        execution.spark,
+        scratch=execution.scratch,
+        workers=execution.workers,
+        clock=by.clock,
     )
     if execution.apply:
         with store_progress() as progress:

@@ -148,6 +148,11 @@ class Configuration:
     parents: Mapping[str, Parent] = field(default_factory=dict)
     prices: Prices = field(default_factory=Prices)
 
+    def names(self, query: str) -> bool:
+        """Return whether this configuration names a query: as a root, or as a folder of a parent, which need not exist."""
+        parent, dot, _ = query.partition(".")
+        return query in self.roots or bool(dot and parent in self.parents)
+
     def find(self, name_or_url: str) -> Root:
         """Return the root of a name or URL, in any spelling; an unconfigured root gets the defaults."""
         if name_or_url in self.roots:

@@ -80,6 +80,14 @@ def held(
     storage.delete([path])
 
 
+def require_possible(storage: Storage, *, clock: Clock) -> None:
+    """Require that `held` is possible now: no verb that deletes files has the lease. Reads only. Raises `RootHeld`,
+    `CorruptFile`, `StorageError`."""
+    found = lease.current(storage)
+    if found is not None and found.lease.verb not in _ONLY_ADDS:
+        lease.require_free(storage, clock=clock)
+
+
 def _require_no_deletions(storage: Storage, hold: Hold, run: str, clock: Clock) -> None:
     """Require that no verb that deletes files has the lease. A stalled run, whose lease has expired, loses it, so that it
     deletes nothing."""

@@ -14,6 +14,7 @@ lease expires if its holder does not renew its file for `LIFE_SECONDS`.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -144,7 +145,7 @@ def acquire(
     not expired; `ForeignOwner`, `CorruptFile`, `StorageError`."""
     found = current(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
-        raise _held(found.lease)
+        raise _held(storage, found.lease)
     lease = Lease(
         epoch=found.lease.epoch + 1 if found else 1,
         run=run,
@@ -156,6 +157,14 @@ def acquire(
     old = [entry.path for epoch, entry in _all(storage) if epoch < lease.epoch]
     storage.delete(old)
     return HeldLease(storage, lease, clock, beat_seconds)
+
+
+def require_free(storage: Storage, *, clock: Clock) -> None:
+    """Require that `acquire` is possible now: no other maintainer holds a lease that has not expired. One listing, and one
+    request if there is a lease. Raises `RootHeld`, `CorruptFile`, `StorageError`."""
+    found = current(storage)
+    if found is not None and found.is_alive(clock.now_seconds()):
+        raise _held(storage, found.lease)
 
 
 @contextmanager
@@ -248,11 +257,11 @@ def _create(storage: Storage, lease: Lease) -> None:
         ) from error
 
 
-def _held(lease: Lease) -> RootHeld:
+def _held(storage: Storage, lease: Lease) -> RootHeld:
     return RootHeld(
         f"process {lease.holder} holds the lease of this root for the command {lease.verb}; this command was not started",
         path=names.lease(lease.epoch),
-        hint="wait until that process finishes. If it is dead, run: statekeeper lease ROOT --break",
+        hint=f"wait until that process finishes. If it is dead, run: statekeeper lease {shlex.quote(storage.url)} --break",
     )
 
 

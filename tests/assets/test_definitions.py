@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -137,14 +138,15 @@ def test_a_night_without_queries_is_skipped_with_a_reason(
 
 
 def test_old_runs_are_deleted_with_their_files_and_recent_ones_stay(
-    definitions: dg.Definitions, flights: Checkpoint, instance: dg.DagsterInstance
+    definitions: dg.Definitions, configuration: Path, flights: Checkpoint, instance: dg.DagsterInstance
 ) -> None:
     run = definitions.resolve_job_def("maintain_query").execute_in_process(partition_key="flights", instance=instance)
     files = set((Path(instance.root_directory) / "history" / "runs").glob(f"{run.run_id}.db*"))
     pruning = definitions.resolve_job_def("prune_history")
     assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 0
     now = datetime.now(UTC)
-    assert delete_ended_runs(instance, now - timedelta(days=1), 100) == 0
-    assert delete_ended_runs(instance, now + timedelta(days=1), 100) == 2
+    of_fleet: dict[str, Any] = {"like": run.dagster_run, "fleet": str(configuration)}
+    assert delete_ended_runs(instance, now - timedelta(days=1), 100, **of_fleet) == 0
+    assert delete_ended_runs(instance, now + timedelta(days=1), 100, **of_fleet) == 2
     assert instance.get_run_by_id(run.run_id) is None
     assert not any(file.exists() for file in files)

@@ -14,6 +14,7 @@ import pytest
 from assets.checks import LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT, TAIL_IS_SHORT
 from assets.fleet_health import FleetFacts, last_clean, of_fleet
 from assets.partitions import REASON_TAG, STORE_SET
+from resources.fleet import FLEET_TAG
 from resources.worker import HOLDER_TAG, is_dead
 from statestore.clock import RandomIds, SystemClock
 from statestore.format import names
@@ -361,8 +362,8 @@ def test_the_worker_of_a_run_is_locked_while_its_process_lives(
     run = instance.get_run_by_id(result.run_id)
     assert run is not None
     own = {name for name in run.tags if not name.startswith(("dagster/", ".dagster/"))}
-    assert own <= {REASON_TAG, HOLDER_TAG}, "two tags besides Dagster's own"
-    assert HOLDER_TAG in own
+    assert own <= {REASON_TAG, HOLDER_TAG, FLEET_TAG}, "three tags besides Dagster's own"
+    assert {HOLDER_TAG, FLEET_TAG} <= own
     assert not is_dead(instance, run.run_id, run.tags), "this process lives"
     assert is_dead(instance, "another", run.tags), "nobody holds its lock"
     assert not is_dead(instance, "another", {HOLDER_TAG: "another machine:1, Dagster run x"}), (

@@ -18,7 +18,7 @@ from assets import due, metadata
 from assets.due import Asked, Cursor
 from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
 from assets.sensors import changelog_tail, dead_runs, notify_on_failure
-from resources.fleet import Fleet
+from resources.fleet import FLEET_TAG, Fleet
 from resources.notifier import Notifier
 from resources.worker import HOLDER_TAG, Worker
 from statestore.clock import SystemClock
@@ -110,9 +110,11 @@ def test_the_first_tick_that_finds_a_query_requests_the_health_of_the_fleet_once
     assert health_requests(first.cursor) == []
 
 
-def test_a_request_has_one_tag_with_its_reason(fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint) -> None:
+def test_a_request_has_tags_with_its_reason_and_its_fleet(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
     (request,) = runs_of(tick(fleet, instance))
-    assert request.tags == {REASON_TAG: "version 9: first run of the query"}
+    assert request.tags == {REASON_TAG: "version 9: first run of the query", FLEET_TAG: fleet.config_file}
 
 
 def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
@@ -177,8 +179,8 @@ def test_a_missing_query_is_forgotten_after_its_delay_unless_it_returns(
 ) -> None:
     orders = configuration.parent / "jobs/orders"
     grown(configuration.parent, "jobs/orders/state", 2)
-    instance.add_dynamic_partitions(QUERY_SET, ["jobs.orders"])
     first = tick(fleet, instance)
+    instance.add_dynamic_partitions(QUERY_SET, ["jobs.orders"])
     orders.rename(orders.with_name("hidden away"))
     second = tick(fleet, instance, first.cursor)
     assert "jobs.orders" in remembered(second).gone_since_seconds
@@ -188,7 +190,8 @@ def test_a_missing_query_is_forgotten_after_its_delay_unless_it_returns(
     shutil.rmtree(orders)
     gone = tick(fleet, instance, first.cursor)
     cursor = remembered(gone)
-    long_ago = Cursor(cursor.asked, {"jobs.orders": cursor.gone_since_seconds["jobs.orders"] - 601})
+    gone_since = {"jobs.orders": cursor.gone_since_seconds["jobs.orders"] - 601}
+    long_ago = Cursor(cursor.asked, gone_since, cursor.added)
     last = tick(fleet, instance, long_ago.encoded())
     assert last.dynamic_partitions_requests == [QUERIES.build_delete_request(["jobs.orders"])]
     assert "jobs.orders" not in remembered(last).asked
@@ -199,7 +202,8 @@ def test_no_query_is_forgotten_while_its_parent_cannot_be_listed(
 ) -> None:
     configuration.write_text(configuration.read_text().replace('url = "jobs"', 'url = "ftp://nowhere/jobs"'))
     instance.add_dynamic_partitions(QUERY_SET, ["jobs.orders"])
-    assert remembered(tick(fleet, instance)).gone_since_seconds == {}
+    added = Cursor(added=frozenset({"jobs.orders"}))
+    assert remembered(tick(fleet, instance, added.encoded())).gone_since_seconds == {}
 
 
 def reaped(fleet: Fleet, instance: dg.DagsterInstance) -> str:
@@ -219,7 +223,7 @@ def test_only_runs_with_a_dead_process_are_reported_as_failed(
     dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
     elsewhere = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("another machine")})
     starting = a_run(instance, DagsterRunStatus.STARTED)
-    assert "3 runs are started; 1 of them were dead" in reaped(fleet, instance)
+    assert "2 runs of this fleet are started; 1 of them were dead" in reaped(fleet, instance)
     assert {run_id: status_of(instance, run_id) for run_id in (dead, elsewhere, starting)} == {
         dead: DagsterRunStatus.FAILURE,
         elsewhere: DagsterRunStatus.STARTED,

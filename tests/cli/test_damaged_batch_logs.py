@@ -112,7 +112,7 @@ def test_each_verb_reports_the_object_and_not_a_missing_file(made: Checkpoint, r
         assert log in done.output, (verb, options, done.output)
         assert "is missing" not in done.output, (verb, options, done.output)
     for options in (["--all"], ["--all", "--dry-run"]):
-        assert "run: statekeeper audit ROOT" in _run("snapshot", root, *options).output
+        assert f"run: statekeeper audit {root}" in _run("snapshot", root, *options).output
     objects = {entry.path for entry in made.storage.list(names.BATCH_LOGS)}
     _run("repair", root, "--apply", "--confirm-stopped")
     _run("gc", root, "--retain", "1", "--grace", "0s", "--apply", "--mode", "full")

@@ -31,7 +31,7 @@ def test_a_plan_is_shown_then_executed_then_undone(tmp_path: Path) -> None:
     before = contents(storage)
     verb = ("rewind", tmp_path / "root", "--to-batch", "5", "--scratch", tmp_path / "scratch")
     shown = statekeeper(*verb)
-    assert shown.exit_code == 3, shown.output
+    assert shown.exit_code == 0, shown.output
     for text in ("rewind from batch 7 to 5", "each of the 2 stores was restored at batch 5", "continue_at_batch=6"):
         assert text in shown.output
     assert contents(storage) == before

@@ -4,10 +4,11 @@
         the caller shows the plan and asks for confirmation
     execute(storage, prepared, by, ...)     guards -> execute -> record
 
-`plan` returns a frozen object with the plan and the `refusals`: typed errors of the guards that block it. `execute`
-raises the first refusal, verifies again the facts that can have changed, holds the lease, and writes plan and outcome to
-the history. The interfaces differ only in their prompts and displays. `unattended` does both steps for a schedule; if the
-mode does not allow the plan, it only plans.
+`plan` returns a frozen object with the plan and the `refusals`: typed errors of all that blocks it. The command line,
+Dagster and Python show these refusals, and have no other answer to "may this verb run?". `execute` raises the first
+refusal, verifies again the facts that can have changed, holds the lease, and writes plan and outcome to the history.
+The interfaces differ only in their prompts and displays. `unattended` does both steps for a schedule; if the mode does
+not allow the plan, it only plans.
 
 | guard                                          | snapshot      | retention         | switch, abort | repair, undo |
 | ---------------------------------------------- | ------------- | ----------------- | ------------- | ------------ |

@@ -33,7 +33,8 @@ def plan(
     checkpoint yet; None for the present one. Raises as `claim.gather`.
     """
     planned = claim.plan(claim.gather(root, checkpoint), query_id=query_id)
-    found = guards.refusals(guards.rewrites(root, policies), guards.half_switched(root), *planned.refusals)
+    by_guards = (guards.rewrites(root, policies), guards.unheld(root, by.clock), guards.half_switched(root))
+    found = guards.refusals(*(() if planned.is_done else by_guards), *planned.refusals)
     return PreparedClaim(plan=planned, refusals=found)
 
 

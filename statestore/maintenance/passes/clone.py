@@ -58,9 +58,14 @@ def plan(
     gathered = copies.gather(source, destination, batch=batch, stopped=stopped)
     fresh = FreshIds(by.ids.fresh(), by.ids.fresh() if new_query else None)
     planned = copies.plan(gathered, fresh, query_id=query_id, location=location, command=command)
-    found = guards.refusals(is_settled(source, gathered), guards.half_switched(source), *planned.refusals)
-    origin = Origin.NATIVE if gathered.binding is None else Origin.OWN
-    return PreparedClone(policies.mode_for(origin), gathered, planned, found)
+    mode = policies.mode_for(Origin.NATIVE if gathered.binding is None else Origin.OWN)
+    found = guards.refusals(
+        is_settled(source, gathered),
+        guards.half_switched(source),
+        *planned.refusals,
+        *(() if planned.is_complete else guards.copies(source, destination, mode, by.clock)),
+    )
+    return PreparedClone(mode, gathered, planned, found)
 
 
 def execute(

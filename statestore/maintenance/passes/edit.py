@@ -9,7 +9,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import edits, runs
 from statestore.maintenance.config import Policies
 from statestore.maintenance.edits import Edit, EditPlan
-from statestore.maintenance.passes import guards, rewrite
+from statestore.maintenance.passes import rewrite
 from statestore.maintenance.passes import stopped as stopped_query
 from statestore.maintenance.passes.audit import policy_of
 from statestore.maintenance.passes.guards import Refusals
@@ -23,7 +23,7 @@ from statestore.switch_journal import RewriteKind
 
 @dataclass(frozen=True)
 class PreparedEdit:
-    """A plan of an edit, which may have refusals, and the guards that block it. `spark`: as in `plan`."""
+    """A plan of an edit, and what blocks it: the guards and the refusals of the plan. `spark`: as in `plan`."""
 
     plan: EditPlan
     policies: Policies
@@ -32,7 +32,7 @@ class PreparedEdit:
 
     @property
     def may_start(self) -> bool:
-        """Return whether the plan has work and no refusal."""
+        """Return whether the plan has work and nothing blocks it."""
         return stopped_query.may_start(self)
 
 
@@ -53,7 +53,7 @@ def plan(
         storage, edit, spark, scratch=scratch, clock=by.clock, ids=by.ids, policy=policy, workers=workers
     )
     planned = edits.plan(facts, edit, spark, workers=workers)
-    return PreparedEdit(planned, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
+    return PreparedEdit(planned, policies, spark, stopped_query.refusals(storage, policies, planned, by.clock))
 
 
 def execute(

@@ -1,14 +1,24 @@
 """The guards of all verbs. Each guard returns the error that blocks a run, or None.
 
-A refusal is a typed error as a value: a plan displays it, and a run raises it.
+A refusal is a typed error as a value: a plan displays it, and a run raises it. The pass of a verb collects them in
+`refusals`, which is the only answer to the question "may this verb run?": the command line, Dagster and Python show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from statestore import switch_journal
-from statestore.errors import CorruptFile, HalfSwitched, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statestore.clock import Clock, SystemClock
+from statestore.errors import (
+    CorruptFile,
+    HalfSwitched,
+    RefusedAsUnsafe,
+    RootHeld,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
+from statestore.maintenance import holds, lease
 from statestore.maintenance.audit import Audit
 from statestore.maintenance.config import Mode, Policies
 from statestore.storage import Storage
@@ -63,9 +73,25 @@ def rewrites(storage: Storage, policies: Policies) -> RefusedAsUnsafe | None:
 
 def half_switched(storage: Storage) -> StatekeeperError | None:
     """Require that no switchover is half done and that its journal is readable. One listing. Raises `StorageError`."""
+    return _error_of(lambda: switch_journal.require_none(storage))
+
+
+def unheld(storage: Storage, clock: Clock | None) -> StatekeeperError | None:
+    """Require that no other maintainer holds the lease. `clock`: None for that of the machine. Raises `StorageError`."""
+    return _error_of(lambda: lease.require_free(storage, clock=clock or SystemClock()))
+
+
+def copies(source: Storage, destination: Storage, mode: Mode, clock: Clock) -> Refusals:
+    """Require that no verb deletes files of the source of a copy, and that no other maintainer holds the lease of the
+    destination. In mode `observe`, a copy does not hold its batch in the source. Raises `StorageError`."""
+    hold = None if mode is Mode.OBSERVE else _error_of(lambda: holds.require_possible(source, clock=clock))
+    return refusals(hold, unheld(destination, clock))
+
+
+def _error_of(require: Callable[[], None]) -> StatekeeperError | None:
     try:
-        switch_journal.require_none(storage)
-    except (HalfSwitched, CorruptFile, UnknownFormatVersion) as error:
+        require()
+    except (HalfSwitched, RootHeld, CorruptFile, UnknownFormatVersion) as error:
         return error
     return None
 

@@ -64,9 +64,11 @@ def plan(
     found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
     is_begun = gathered.record is not None and gathered.record.batch >= 0 and not found
     cleanup = _cleanup(source, destination) if is_begun else CleanupPlan((), {})
-    origin = Origin.NATIVE if gathered.copy.binding is None else Origin.OWN
+    mode = policies.mode_for(Origin.NATIVE if gathered.copy.binding is None else Origin.OWN)
+    if not _has_nothing_to_do(planned, cleanup, is_waiting=is_waiting):
+        found = (*found, *guards.copies(source, destination, mode, by.clock))
     return PreparedMirror(
-        mode=policies.mode_for(origin),
+        mode=mode,
         gathered=gathered,
         plan=planned,
         cleanup=cleanup,
@@ -94,7 +96,7 @@ def execute(
     `LeaseLost`, `HalfSwitched`; as `copies.require_unchanged`, `mirrors.begin` and `mirrors.execute`.
     """
     guards.require_none(prepared.refusals)
-    if prepared.is_waiting or (prepared.plan.is_current and not prepared.cleanup.obsolete):
+    if _has_nothing_to_do(prepared.plan, prepared.cleanup, is_waiting=prepared.is_waiting):
         return prepared.cleanup
     run = by.ids.fresh()
     with ExitStack() as stack:
@@ -118,6 +120,10 @@ def execute(
                 for files in mirrors.execute_cleanup(destination, cleanup, of_mirror.require):
                     done.append(records.of_cleaned(files))
     return cleanup
+
+
+def _has_nothing_to_do(planned: MirrorPlan, cleanup: CleanupPlan, *, is_waiting: bool) -> bool:
+    return is_waiting or (planned.is_current and not cleanup.obsolete)
 
 
 def _cleanup(source: Storage, destination: Storage) -> CleanupPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from statestore.clock import Clock
 from statestore.errors import CorruptFile, UnsupportedProvider
 from statestore.format.sparks import Spark
 from statestore.maintenance import audit, repair, runs
@@ -39,8 +40,10 @@ def plan(
     location: str | None = None,
     *,
     deep: DeepRead | None = None,
+    clock: Clock | None = None,
 ) -> PreparedRepair:
-    """Plan which files a repair rewrites or moves into quarantine. Read-only.
+    """Plan which files a repair rewrites or moves into quarantine. Read-only. `clock`: of the process that executes it;
+    None for that of the machine.
 
     `spark`: the release that continues; `location`: the URL of the checkpoint as Spark writes it, None to derive it;
     `deep`: read every snapshot in full, on local disk. If there is nothing to repair, but the query cannot start, the plan
@@ -55,7 +58,8 @@ def plan(
         planned = RepairPlan((), advised)
     if not planned.actions and planned.asks is None:
         planned = RepairPlan((), _advised(storage, policies))
-    found = guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage))
+    by_guards = (guards.rewrites(storage, policies), guards.unheld(storage, clock), guards.half_switched(storage))
+    found = guards.refusals(*(by_guards if planned.actions else ()))
     return PreparedRepair(plan=planned, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
 
 
@@ -90,7 +94,7 @@ def execute(
     guards.require_none(prepared.refusals)
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     # The query may have been running when the first plan was made.
-    again = plan(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep)
+    again = plan(storage, prepared.policies, prepared.spark, prepared.location, deep=prepared.deep, clock=by.clock)
     guards.require_none(again.refusals)
     starting()
     for action in runs.repair(storage, again.plan, run=run, holder=by.holder, clock=by.clock):

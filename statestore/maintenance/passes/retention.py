@@ -76,6 +76,7 @@ def plan(
     allowed = mode or policies.mode_for(planned.origin)
     found = guards.refusals(
         guards.deletes(storage, allowed),
+        guards.unheld(storage, clock),
         guards.half_switched(storage),
         None if accept_loss else guards.is_whole(before),
     )

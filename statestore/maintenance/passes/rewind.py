@@ -91,6 +91,7 @@ def plan(
     position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
     if planned.actions and file_sink is None and not has_no_file_sink:
         found += guards.refusals(rewind.require_file_sink_named(gathered))
+    by_guards = (guards.rewrites(storage, policies), guards.unheld(storage, by.clock), guards.half_switched(storage))
     return PreparedRewind(
         policies=policies,
         gathered=gathered,
@@ -99,7 +100,7 @@ def plan(
         sources=needs,
         file_sink=file_sink,
         has_no_file_sink=has_no_file_sink,
-        refusals=guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage), *found),
+        refusals=guards.refusals(*(by_guards if planned.actions else ()), *found),
     )
 
 

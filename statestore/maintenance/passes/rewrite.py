@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
+from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.maintenance import rewrites, runs
@@ -43,7 +44,7 @@ _WAYS_BACK = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRewrite:
-    """A plan of a rewrite, which may have refusals, and the guards that block it. The other fields: see `plan`."""
+    """A plan of a rewrite, and what blocks it: the guards and the refusals of the plan. The other fields: see `plan`."""
 
     plan: RewritePlan
     policies: Policies
@@ -55,7 +56,7 @@ class PreparedRewrite:
 
     @property
     def may_start(self) -> bool:
-        """Return whether the plan has work and no refusal."""
+        """Return whether the plan has work and nothing blocks it."""
         return stopped_query.may_start(self)
 
 
@@ -68,8 +69,9 @@ def plan(
     scratch: Path,
     file_sink: str | None = None,
     open_sink: OpenSink = open_storage,
+    clock: Clock | None = None,
 ) -> PreparedRewrite:
-    """Plan a rewrite. Reads only.
+    """Plan a rewrite. Reads only. `clock`: of the process that executes it; None for that of the machine.
 
     `spark`: the release that continues, if the checkpoint does not show it. `file_sink`: the output folder, if the query
     writes files with Spark's file sink; not needed to complete an interrupted rewrite. Raises as `rewrites.gather` and
@@ -86,7 +88,7 @@ def plan(
         spark=spark,
         file_sink=file_sink,
         open_sink=open_sink,
-        refusals=guards.refusals(guards.rewrites(storage, policies)),
+        refusals=stopped_query.refusals(storage, policies, planned, clock),
     )
 
 
@@ -152,6 +154,7 @@ def execute(
             scratch=scratch,
             file_sink=prepared.file_sink,
             open_sink=prepared.open_sink,
+            clock=by.clock,
         ),
         run=run_plan,
     )

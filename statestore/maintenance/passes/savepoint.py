@@ -55,6 +55,7 @@ def plan_rows(
     destination: Storage,
     by: Maintainer,
     *,
+    policies: Policies | None = None,
     batch: int | None = None,
     tables: Tables = Tables.PARQUET,
     stopped: bool = False,
@@ -63,8 +64,9 @@ def plan_rows(
 ) -> PreparedRows:
     """Plan a savepoint of all rows of the source at a batch, with or without a label. Reads only.
 
-    The default is the batch of an unfinished savepoint in the destination, else as for a clone: see `clone.plan`. Raises
-    as `savepoints.gather`, and `RefusedAsUnsafe` if the query is not stopped.
+    `policies`: of the source; None for the default ones. The default batch is that of an unfinished savepoint in the
+    destination, else as for a clone: see `clone.plan`. Raises as `savepoints.gather`, and `RefusedAsUnsafe` if the query is
+    not stopped.
     """
     _require_label(source, label, note)
     if stopped:
@@ -72,7 +74,13 @@ def plan_rows(
     gathered = savepoints.gather(source, destination, batch=batch, stopped=stopped)
     planned = savepoints.plan(gathered, tables, run=by.ids.fresh(), now_ms=int(by.clock.now_seconds() * 1000))
     settled = is_settled(source, gathered.copied)
-    found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
+    mode = (policies or Policies()).mode_for(gathered.contents.origin)
+    found = guards.refusals(
+        settled,
+        guards.half_switched(source),
+        *planned.refusals,
+        *(() if planned.is_complete else guards.copies(source, destination, mode, by.clock)),
+    )
     if label is None:
         return PreparedRows(gathered, planned, found)
     wanted = Label(

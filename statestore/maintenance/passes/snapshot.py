@@ -18,15 +18,23 @@ from statestore.maintenance.passes.maintainer import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.quiet import QUIET_SECONDS, require_stopped
 from statestore.maintenance.runs import Ended
-from statestore.maintenance.snapshot import MEMORY_BYTES, SnapshotFacts, SnapshotPlan, Taken, TakeSnapshot
+from statestore.maintenance.snapshot import (
+    MEMORY_BYTES,
+    SnapshotFacts,
+    SnapshotPlan,
+    SnapshotPolicy,
+    Taken,
+    TakeSnapshot,
+)
 from statestore.storage import Storage
 
 
 @dataclass(frozen=True)
 class PreparedSnapshots:
-    """A snapshot plan, its facts, and the guards that block it."""
+    """A snapshot plan by a policy, its facts, and the guards that block it."""
 
     mode: Mode
+    policy: SnapshotPolicy
     gathered: SnapshotFacts
     plan: SnapshotPlan
     refusals: Refusals
@@ -78,8 +86,9 @@ def plan(
         gathered = snapshot.gather(storage, at_head=True)
     planned = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
     allowed = mode or policies.mode_for(gathered.origin)
-    found = guards.refusals(guards.adds(storage, allowed), guards.half_switched(storage))
-    return PreparedSnapshots(allowed, gathered, planned, found)
+    by_guards = (guards.adds(storage, allowed), guards.unheld(storage, clock), guards.half_switched(storage))
+    found = guards.refusals(*(by_guards if planned.take else ()))
+    return PreparedSnapshots(allowed, policies.snapshot, gathered, planned, found)
 
 
 def execute(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from statestore.clock import Clock
+from statestore.errors import RefusedAsUnsafe
+from statestore.maintenance.config import Policies
 from statestore.maintenance.passes import guards
 from statestore.maintenance.passes.guards import Refusals
 from statestore.maintenance.passes.maintainer import Maintainer
@@ -23,7 +26,7 @@ class Plan(Protocol):
 
 
 class Prepared(Protocol):
-    """A plan, and the guards that block its verb."""
+    """A plan, and what blocks its verb: see `refusals`."""
 
     @property
     def plan(self) -> Plan: ...
@@ -35,9 +38,18 @@ class Prepared(Protocol):
 P = TypeVar("P", bound=Prepared)
 
 
+def refusals(storage: Storage, policies: Policies, planned: Plan, clock: Clock | None) -> Refusals:
+    """Return what blocks the execution of a plan: the guards of its verb, then the refusals of the plan. Nothing blocks a
+    plan without work. `clock`: None for that of the machine. Raises `StorageError`."""
+    if planned.is_there:
+        return ()
+    by_guards = guards.refusals(guards.rewrites(storage, policies), guards.unheld(storage, clock))
+    return (*by_guards, *map(RefusedAsUnsafe, planned.refusals))
+
+
 def may_start(prepared: Prepared) -> bool:
-    """Return whether the plan has work and no refusal."""
-    return not (prepared.plan.refusals or prepared.plan.is_there)
+    """Return whether the plan has work and nothing blocks it."""
+    return not (prepared.refusals or prepared.plan.is_there)
 
 
 def execute(
@@ -54,12 +66,13 @@ def execute(
     `stopped`: a person confirms that the query is stopped. If the first or the new plan must not start, nothing runs.
     Raises the first refusal; `RefusedAsUnsafe` while the query runs; as the two callbacks.
     """
-    if not may_start(prepared):
+    if prepared.plan.refusals or prepared.plan.is_there:
         return prepared
     guards.require_none(prepared.refusals)
     require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
     # The query may have been running when the first plan was made.
     again = plan_again()
-    if may_start(again):
+    if not (again.plan.refusals or again.plan.is_there):
+        guards.require_none(again.refusals)
         run(again)
     return again

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statestore import switch_journal
+from statestore.clock import Clock
 from statestore.errors import RefusedAsUnsafe
 from statestore.format.sparks import Spark
 from statestore.format.structure import Structure
@@ -27,7 +28,7 @@ from statestore.switch_journal import RewriteKind
 
 @dataclass(frozen=True)
 class PreparedSwitch:
-    """A switchover plan, which may have refusals, and the guards that block it. `spark`: as in `plan`."""
+    """A switchover plan, and what blocks it: the guards and the refusals of the plan. `spark`: as in `plan`."""
 
     plan: SwitchPlan
     policies: Policies
@@ -36,18 +37,25 @@ class PreparedSwitch:
 
     @property
     def may_start(self) -> bool:
-        """Return whether the plan has work and no refusal."""
+        """Return whether the plan has work and nothing blocks it."""
         return stopped_query.may_start(self)
 
 
 def plan(
-    storage: Storage, policies: Policies, to: Structure, spark: Spark | None, *, scratch: Path, workers: int = WORKERS
+    storage: Storage,
+    policies: Policies,
+    to: Structure,
+    spark: Spark | None,
+    *,
+    scratch: Path,
+    workers: int = WORKERS,
+    clock: Clock | None = None,
 ) -> PreparedSwitch:
     """Plan the switchover to the structure `to`. Read-only. `spark`: the release that continues, if the checkpoint does not
-    show it. Raises as `switchover.gather`."""
+    show it. `clock`: of the process that executes it; None for that of the machine. Raises as `switchover.gather`."""
     gathered = switchover.gather(storage, scratch=scratch, policy=policy_of(policies))
     planned = switchover.plan(gathered, to, spark, workers=workers)
-    return PreparedSwitch(planned, policies, spark, guards.refusals(guards.rewrites(storage, policies)))
+    return PreparedSwitch(planned, policies, spark, stopped_query.refusals(storage, policies, planned, clock))
 
 
 def execute(
@@ -81,7 +89,15 @@ def execute(
         # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch
         # looks like one that died in the batch, and would commit in the old structure.
         stopped=stopped or (first.origin is Origin.OWN and not first.is_in_batch),
-        plan_again=lambda: plan(storage, prepared.policies, first.to, prepared.spark, scratch=scratch, workers=workers),
+        plan_again=lambda: plan(
+            storage,
+            prepared.policies,
+            first.to,
+            prepared.spark,
+            scratch=scratch,
+            workers=workers,
+            clock=by.clock,
+        ),
         run=run_plan,
     )
 

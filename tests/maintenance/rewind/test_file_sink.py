@@ -38,9 +38,9 @@ def test_the_entries_of_later_batches_go_to_the_quarantine_of_the_checkpoint_and
     query = CheckpointWithSink(tmp_path, interval=2)
     before = _held(query)
     sink = ("--file-sink", str(query.output))
-    plan = json.loads(query.rewind(*TO, *sink, "--output", "json", exit_code=3))
+    plan = json.loads(query.rewind(*TO, *sink, "--output", "json"))
     assert plan["file_sink"] == {"url": query.output.as_uri(), "entries": [f"{LOG}/1.compact", f"{LOG}/2"]}
-    shown = query.rewind(*TO, *sink, exit_code=3)
+    shown = query.rewind(*TO, *sink)
     assert "rewind moves the entries of batches 1 to 2 from _spark_metadata/ to the quarantine" in shown
     assert f"the output files of batches 1 to 2 stay in {query.output.as_uri()}" in shown
     assert _held(query) == before
@@ -53,8 +53,8 @@ def test_the_entries_of_later_batches_go_to_the_quarantine_of_the_checkpoint_and
 
 def test_the_plan_says_what_was_not_checked_without_the_option(tmp_path: Path) -> None:
     query = CheckpointWithSink(tmp_path)
-    assert "not checked: whether the query writes files with Spark's file sink" in query.rewind(*TO, exit_code=3)
-    assert "not checked: whether" not in query.rewind(*TO, "--no-file-sink", exit_code=3)
+    assert "not checked: whether the query writes files with Spark's file sink" in query.rewind(*TO)
+    assert "not checked: whether" not in query.rewind(*TO, "--no-file-sink")
 
 
 def test_an_entry_is_removed_after_the_commit_and_before_the_state_of_its_batch(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_sink_is_rolled_back_after_its_checkpoint(tmp_path: Path) -> None:
     query = CheckpointWithSink(tmp_path)
     before = _held(query)
     first = rewound(query.storage, TARGET, tmp_path)
-    shown = query.rewind(*TO, "--file-sink", str(query.output), exit_code=3)
+    shown = query.rewind(*TO, "--file-sink", str(query.output))
     assert "rewind moves the entries of batches 1 to 2" in shown
     second = rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
     assert query.files() == {"0"}
