@@ -121,8 +121,8 @@ class OperatorHarness:
         in the given order; in Spark, their order is undefined.
 
         Raises `SchemaMismatch` and `UnsupportedType` for rows that do not fit the stream, `WrongInput`, `WrongResult`,
-        `WrongInitial`, `HotKey`, and each error of the function. The state is then as before, and the batch can be run
-        again.
+        `WrongInitial`, `HotKey`, `TooLarge`, and each error of the function. The state is then as before, and the batch can
+        be run again.
         """
         stream = self._stream or GivenStream(self._operator, columns_in(rows))
         initial = self._initial if self._next.batch == 0 else None

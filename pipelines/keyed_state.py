@@ -19,8 +19,8 @@ from pipelines.stored import stored_values
 from pipelines.timers import Timers
 from pipelines.times import TIMESTAMP, TimeKind
 from statestore.batch_times import BatchTimes
-from statestore.errors import WrongResult
-from statestore.format.state_rows import bare_keys, decode_values, encode_bare_keys, encode_values
+from statestore.errors import TooLarge, WrongResult
+from statestore.format.state_rows import bare_keys, decode_keys, decode_values, encode_bare_keys, encode_values
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class KeyedState:
         latest_us: Times | None = None,
         fired: Times | None = None,
     ) -> None:
-        """Write the results of a call to the stores. Raises `WrongResult`.
+        """Write the results of a call to the stores. Raises `WrongResult`, `TooLarge`.
 
         latest_us  the latest event time of each key in the call; None for a call without rows, or without event time
         fired      the time of each key's timer, if the call is for timers
@@ -123,7 +123,17 @@ class KeyedState:
             times = expiry.of_rows(rows, latest_us)
             expiry.schedule(keys, times, held)
             rows = rows.add_column(0, self._stored[name].field(0), timestamps(times))
-        self._stores.put(name, keys, encode_values(rows))
+        try:
+            self._stores.put(name, keys, encode_values(rows))
+        except TooLarge as error:
+            raise self._of_key(error, name) from error
+
+    def _of_key(self, error: TooLarge, name: str) -> TooLarge:
+        """Return the error with the key as the job knows it."""
+        if error.key is None:
+            return error
+        key = decode_keys(pa.array([error.key], pa.large_binary()), self._key_columns).to_pylist()[0]
+        return TooLarge(f"the new state of key {key} in store {name!r}: {error.what}", path=error.path, hint=error.hint)
 
     def _apply_to(self, name: str, update: Update, keys: PlacedKeys, read: Read, latest_us: Times | None) -> None:
         values_schema = self._operator.stores[name]

@@ -39,6 +39,7 @@ from statestore.errors import (
     UnusableFunction,
 )
 from statestore.format import logs, names
+from statestore.format.names import MOST_PARTITIONS
 from statestore.format.structure import Structure
 from statestore.root import require_startable
 from statestore.storage import Storage, read_or_none
@@ -58,17 +59,22 @@ def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int)
     """Return the number of partitions of a new root. Raises `UnsupportedEnvironment`."""
     if asked is None:
         # Spark's default of 200 shuffle partitions is more than the default number of key groups.
-        return min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
+        asked = min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
     require_partitions(asked, key_groups)
     return asked
 
 
 def require_partitions(asked: int, key_groups: int) -> None:
-    """Raise `UnsupportedEnvironment` for more partitions than key groups, and for none."""
+    """Raise `UnsupportedEnvironment` for more partitions than key groups or than `MOST_PARTITIONS`, and for none."""
     if not 0 < asked <= key_groups:
         raise UnsupportedEnvironment(
             f"partitions={asked} is not between 1 and the number of key groups ({key_groups})",
-            hint=f"use 1 to {key_groups} partitions",
+            hint=f"use 1 to {min(key_groups, MOST_PARTITIONS)} partitions",
+        )
+    if asked > MOST_PARTITIONS:
+        raise UnsupportedEnvironment(
+            f"partitions={asked} is more than the {MOST_PARTITIONS:,} partitions that a root can have",
+            hint=f"use 1 to {MOST_PARTITIONS} partitions",
         )
 
 

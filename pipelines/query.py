@@ -124,7 +124,8 @@ def start(
     inputs       several inputs: name -> streaming DataFrame. The rows of all inputs come to the operator together, with
                  the name of their input in the column `input`. Each input needs the key columns; other columns that it
                  lacks are null. A root keeps the names of its inputs
-    root         path or URL of the state; each query needs its own
+    root         path or URL of the state; each query needs its own. A `StorageSpec` also has the options of the storage and
+                 the `SizeLimits`: a batch that writes a larger value fails with `TooLarge`, before the sink
     checkpoint   checkpoint location of the streaming query, outside the root
     sink         takes the output; for several outputs a mapping: name -> sink. Each of them then supports exactly-once
                  writes, or is `NoSink`, and state and all sinks hold the same attempt of each batch

@@ -32,7 +32,15 @@ from statestore.declared_columns import ColumnChange
 from statestore.engine.rows_digest import RowsDigest
 from statestore.engine.sweep import SweepLimits, sweep_when_due
 from statestore.engine.user_folder import user_folder
-from statestore.errors import HotKey, LineageCeiling, StatekeeperError, WrongInitial, WrongInput, WrongResult
+from statestore.errors import (
+    HotKey,
+    LineageCeiling,
+    StatekeeperError,
+    TooLarge,
+    WrongInitial,
+    WrongInput,
+    WrongResult,
+)
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
 from statestore.format.state_rows import (
@@ -87,7 +95,7 @@ class TaskPlan:
         task = Task(self, context.partitionId(), Worker.of(self))
         try:
             yield from task.run(batches)
-        except (HotKey, LineageCeiling, WrongInitial, WrongInput, WrongResult) as error:
+        except (HotKey, LineageCeiling, TooLarge, WrongInitial, WrongInput, WrongResult) as error:
             # Another attempt would fail too. Spark retries a failed task, and each retry logs its stacks. A report of the
             # error also stops the batch.
             yield from task.fail(error)

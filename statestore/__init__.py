@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from statestore.format.names import EMPTY, StorePath, VersionId
     from statestore.format.structure import Structure
     from statestore.loading.loaded import LoadReport
-    from statestore.storage import Entry, RequestCounts, Storage, StorageSpec, open_storage
+    from statestore.storage import Entry, RequestCounts, SizeLimits, Storage, StorageSpec, open_storage
     from statestore.store import StateStore, StoreAddress
 from statestore.store_limits import StoreLimits
 
@@ -28,6 +28,7 @@ __all__ = [
     "LoadReport",
     "RandomIds",
     "RequestCounts",
+    "SizeLimits",
     "StateStore",
     "StatekeeperError",
     "Storage",
@@ -48,7 +49,7 @@ _MODULES = {
     "statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
     "statestore.format.structure": ("Structure",),
     "statestore.loading.loaded": ("LoadReport",),
-    "statestore.storage": ("Entry", "RequestCounts", "Storage", "StorageSpec", "open_storage"),
+    "statestore.storage": ("Entry", "RequestCounts", "SizeLimits", "Storage", "StorageSpec", "open_storage"),
     "statestore.store": ("StateStore", "StoreAddress"),
     "statestore.store_limits": ("StoreLimits",),
 }

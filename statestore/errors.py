@@ -2,7 +2,7 @@
 
     StatekeeperError                    exit  code
     ├── CorruptFile                        1  corrupt_file            restore the file, or load an older version
-    │   └── RecordTooLarge                 1  record_too_large        raise --memory, or restore the file
+    │   └── RecordTooLarge                 1  record_too_large        raise the limit, or rewind to the batch before
     ├── UnknownFormatVersion              12  unknown_format_version  upgrade Statekeeper
     │   └── UnsupportedProvider           12  unsupported_provider    convert the checkpoint to RocksDB
     ├── NotACheckpoint                    10  not_a_checkpoint        give another path
@@ -21,6 +21,7 @@
     │   └── LocalDiskFull                  1  local_disk_full         free space or raise the quota
     ├── VersionNotLoadable                 1  version_not_loadable    restore the file, or roll back to the named version
     ├── LineageCeiling                    13  lineage_ceiling         take a snapshot at the head
+    ├── TooLarge                          13  too_large               make the value smaller, or raise the limit
     ├── RootHeld                          11  root_held               wait for the other maintainer, or break its lease
     ├── LeaseLost                         11  lease_lost              run the command again
     ├── RefusedAsUnsafe                   13  refused_as_unsafe       follow the hint first
@@ -102,7 +103,7 @@ class CorruptFile(StatekeeperError):
 
 
 class RecordTooLarge(CorruptFile):
-    """A record in a changelog exceeds the memory limit. The file may be valid."""
+    """A record in a changelog exceeds the limit of its readers, `SizeLimits.record_bytes`. The file may be valid."""
 
     code = "record_too_large"
 
@@ -216,10 +217,20 @@ class VersionNotLoadable(StatekeeperError):
 
 
 class LineageCeiling(StatekeeperError):
-    """The lineage in the next changelog would exceed the 65,535 bytes that Spark can read (SPARK-49374)."""
+    """The lineage in the next changelog would exceed the 65,535 bytes that Spark can read (SPARK-49374). In structure V1: a
+    load would have to replay more than a million changelogs."""
 
     code = "lineage_ceiling"
     exit_code = 13
+
+
+class TooLarge(StatekeeperError):
+    """A value or a file would exceed the limit of its readers, so that it could not be read again. It was not written, and
+    its batch was not committed. `key`: the key of the value in its store, in the process that raised the error."""
+
+    code = "too_large"
+    exit_code = 13
+    key: bytes | None = None
 
 
 class RootHeld(StatekeeperError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion
+from statestore.errors import ObjectMissing, RecordTooLarge, StatekeeperError, UnknownFormatVersion
 from statestore.format.families import UnknownColumnType
 
 
@@ -16,6 +16,7 @@ class Flaw(Enum):
     CORRUPT = "cannot be read"
     UNKNOWN_FORMAT = "has an unsupported format"
     UNKNOWN_TYPE = "has a column of an unsupported type"
+    TOO_LARGE = "has a record above the limit"
     MISMATCH = "contradicts other files"
     REPLACED = "is another file under the same name"
 
@@ -26,16 +27,23 @@ class Flaw(Enum):
             return cls.MISSING
         if isinstance(error, UnknownColumnType):
             return cls.UNKNOWN_TYPE
+        if isinstance(error, RecordTooLarge):
+            return cls.TOO_LARGE
         return cls.UNKNOWN_FORMAT if isinstance(error, UnknownFormatVersion) else cls.CORRUPT
 
 
 @dataclass(frozen=True)
 class FileProblem:
-    """A file in storage that cannot be used. `text` is a predicate without the path: "is missing"."""
+    """A file in storage that cannot be used.
+
+    text  a predicate without the path: "is missing"
+    fix   the action that makes an intact file usable; "" if it must be restored
+    """
 
     path: str
     flaw: Flaw
     text: str
+    fix: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"

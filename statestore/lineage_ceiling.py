@@ -8,13 +8,15 @@ from statestore.errors import LineageCeiling
 from statestore.format.changelog_writer import lineage_bytes
 from statestore.format.java_io import UTF_LIMIT_BYTES
 from statestore.format.names import StorePath, VersionId
-from statestore.lineage import Lineage
+from statestore.lineage import MOST_REPLAYED, Lineage
 
 LINEAGE_STOP_BYTES = 62_000
 """Spark reads at most 65,535 bytes of lineage. The store stops about 45 versions earlier, in time for a snapshot."""
 
 LINEAGE_WARN_BYTES = 50_000
 """From this size on, a job should warn that snapshots are missing."""
+
+_HINT = "run: statekeeper snapshot ROOT --all. Then start the query again"
 
 
 def tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[VersionId]) -> int:
@@ -27,13 +29,23 @@ def tail_changelogs(base: VersionId, lineage: Lineage, snapshots: Collection[Ver
     return len(lineage) + 1 - begins_with_snapshot
 
 
-def check_ceiling(store: StorePath, base: VersionId, lineage: Lineage, most_bytes: int) -> None:
-    """Raise `LineageCeiling` if the lineage of the version after `base` takes more than `most_bytes`."""
+def check_ceiling(
+    store: StorePath, base: VersionId, lineage: Lineage, most_bytes: int, snapshots: Collection[VersionId] = ()
+) -> None:
+    """Raise `LineageCeiling` if the lineage of the version after `base` takes more than `most_bytes`; in structure V1, if
+    no load could replay the changelogs since the newest of the known `snapshots`."""
+    if (tail := tail_changelogs(base, lineage, snapshots)) > MOST_REPLAYED:
+        raise LineageCeiling(
+            f"{tail:,} changelogs since the newest snapshot are more than the {MOST_REPLAYED:,} that a load replays; no "
+            f"batch after batch {base.version - 1} (version {base.version}) can be committed",
+            path=store.folder,
+            hint=_HINT,
+        )
     needed = lineage_bytes(lineage)
     if needed > most_bytes:
         raise LineageCeiling(
             f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
             f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",
             path=store.folder,
-            hint="run: statekeeper snapshot ROOT --all. Then start the query again",
+            hint=_HINT,
         )

@@ -184,7 +184,7 @@ class StateStore:
         )
         loaded, metrics = loader.load(base, snapshots)
         try:
-            check_ceiling(address.path, base, loaded.lineage, limits.lineage_bytes)
+            check_ceiling(address.path, base, loaded.lineage, limits.lineage_bytes, snapshots)
         except LineageCeiling:
             loaded.close()
             raise
@@ -255,7 +255,10 @@ class StateStore:
                 yield from self._database.scan_range(keys_in)
 
     def put(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
-        """Set the value of each key, in order; a null value deletes the key. Both arrays have the same length."""
+        """Set the value of each key, in order; a null value deletes the key. Both arrays have the same length.
+
+        Raises `TooLarge` for a value that no load could read again, see `SizeLimits.record_bytes`; no key is then set.
+        """
         started = self._clock.monotonic_seconds()
         changed: list[bytes] = keys.to_pylist()
         if changed and max(changed) >= FIRST_RESERVED_KEY:
@@ -413,7 +416,15 @@ class StateStore:
                 replaces=self._structure is Structure.V1,
             )
             self._changelog = _Changelog(
-                path=path, file=file, writer=ChangelogWriter(file, Header(lineage)), upload=upload
+                path=path,
+                file=file,
+                writer=ChangelogWriter(
+                    file,
+                    Header(lineage),
+                    most_record_bytes=self._storage.limits.record_bytes,
+                    path=self._path.changelog(self.next),
+                ),
+                upload=upload,
             )
         return self._changelog.writer
 

@@ -45,6 +45,12 @@ _ROOT_KEYS = {
         "destination of the [mirror](../how-to/mirror-a-checkpoint.md#dagster) and the largest lag of a fresh mirror: "
         '`{ url = "s3://replica/orders", lag = "10m" }`. `location`: the URL that Spark uses for it, if that is unknown',
     ),
+    "limits": (
+        "table of whole numbers",
+        "`{ record_mib = 64, object_mib = 64 }`",
+        "largest value of a changelog with its key, and largest object that is read as a whole, in MiB; see "
+        "[Limits of sizes](limits.md)",
+    ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a state root, `"observe"` for a native checkpoint',

@@ -28,11 +28,13 @@ from statestore.format.sparks import Spark
 from statestore.maintenance.commands import with_name
 from statestore.maintenance.config import (
     FILE_NAME,
+    MOST_MIB,
     Configuration,
     MirrorPolicy,
     Mode,
     Policies,
     Root,
+    bytes_of_mib,
     load,
     with_options_of,
 )
@@ -49,8 +51,8 @@ INTERRUPTED = 130
 _MIB = 1024 * 1024
 
 # Keys of click's context, which the group and its verbs share.
-_KEYS = ("as_json", "is_shown", "root", "name", "endpoint")
-_AS_JSON, _IS_SHOWN, _ROOT, _NAME, _ENDPOINT = (f"{__name__}.{key}" for key in _KEYS)
+_KEYS = ("as_json", "is_shown", "root", "name", "endpoint", "limits")
+_AS_JSON, _IS_SHOWN, _ROOT, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Console(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -222,7 +224,7 @@ def configuration_of(ctx: click.Context) -> Configuration:
 def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
-    ctx.meta[_ROOT] = spec = _with_endpoint(ctx, root.spec)
+    ctx.meta[_ROOT] = spec = _with_options(ctx, root.spec)
     ctx.meta[_NAME] = name
     return _opened(spec, root)
 
@@ -230,10 +232,11 @@ def open_root(ctx: click.Context, name: str) -> Opened:
 def open_destination(ctx: click.Context, name: str) -> Opened:
     """Open the destination of a copy as `open_root`; see `with_options_of`."""
     root = configuration_of(ctx).find(name)
-    return _opened(_with_endpoint(ctx, with_options_of(ctx.meta[_ROOT], root.spec)), root)
+    return _opened(_with_options(ctx, with_options_of(ctx.meta[_ROOT], root.spec)), root)
 
 
-def _with_endpoint(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
+def _with_options(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
+    spec = replace(spec, limits=replace(spec.limits, **ctx.meta.get(_LIMITS, {})))
     endpoint = ctx.meta.get(_ENDPOINT)
     if endpoint is None or "://" not in spec.url:
         return spec
@@ -274,20 +277,41 @@ def _endpoint(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     ctx.meta[_ENDPOINT] = value
 
 
-endpoint_option = click.option(
-    "--endpoint-url",
-    metavar="URL",
-    is_eager=True,
-    expose_value=False,
-    callback=_endpoint,
-    help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
-)
+def _limit(ctx: click.Context, option: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        name = str(option.name).removesuffix("_mib")
+        ctx.meta.setdefault(_LIMITS, {})[f"{name}_bytes"] = bytes_of_mib(value)
+
+
+def _limit_option(name: str, least_mib: int, of: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        f"--{name}-mib",
+        type=click.IntRange(least_mib, MOST_MIB),
+        is_eager=True,
+        expose_value=False,
+        callback=_limit,
+        help=f"Largest {of} that is read or written, in MiB. Default: `limits` of ROOT in statekeeper.toml, or 64.",
+    )
+
+
+def storage_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that belong to the URL of a root."""
+    command = _limit_option("object", 64, "object that is held in memory as a whole, for example a commit")(command)
+    command = _limit_option("record", 8, "value of a changelog, with its key,")(command)
+    return click.option(
+        "--endpoint-url",
+        metavar="URL",
+        is_eager=True,
+        expose_value=False,
+        callback=_endpoint,
+        help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
+    )(command)
 
 
 def root_argument(command: Callable[..., None]) -> Callable[..., None]:
-    """The argument ROOT, and the option that belongs to its URL."""
+    """The argument ROOT, and the options that belong to its URL."""
     argument = click.argument("root", callback=lambda ctx, _, name: open_root(ctx, name), shell_complete=complete_root)
-    return argument(endpoint_option(command))
+    return argument(storage_options(command))
 
 
 output_option = click.option(

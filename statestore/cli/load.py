@@ -11,10 +11,10 @@ from statestore.cli import tables
 from statestore.cli.common import (
     Opened,
     Output,
-    endpoint_option,
     open_destination,
     open_root,
     output_option,
+    storage_options,
     this_process,
 )
 from statestore.cli.execution import (
@@ -46,7 +46,7 @@ def _places(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> P
 
 @click.command(short_help="Replace the state by the rows of a savepoint.")
 @click.argument("places", metavar="[SAVEPOINT] ROOT", nargs=-1, callback=_places)
-@endpoint_option
+@storage_options
 @click.option(
     "--replace-state",
     "replaces_state",

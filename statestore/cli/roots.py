@@ -19,10 +19,10 @@ from statestore.cli.common import (
     Output,
     complete_root,
     configuration_of,
-    endpoint_option,
     error_object,
     open_root,
     say,
+    storage_options,
 )
 from statestore.cli.rows import ListOfRoots, RowOutput
 from statestore.cli.tables import as_json, plain
@@ -108,7 +108,7 @@ def _roots_options(command: Callable[..., None]) -> Callable[..., None]:
         "[parents]. Give either ROOT or --all.",
     )(command)
     argument = click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
-    return argument(endpoint_option(command))
+    return argument(storage_options(command))
 
 
 def _discovered(ctx: click.Context, codes: list[int]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from statestore.errors import (
     LocalStateError,
     UnsupportedType,
 )
-from statestore.format.changelog import MOST_RECORD_BYTES
+from statestore.format.limits import MOST_RECORD_BYTES, SizeLimits
 from statestore.format.names import VersionId
 from statestore.format.rocksdb_options import string_append_options
 from statestore.format.untrusted import BAD_VALUES
@@ -73,10 +73,11 @@ class EngineLimits:
     has_filters: bool = True
     merges: bool = False
 
-    @property
-    def record_bytes(self) -> int:
-        """The largest record that is read from a changelog. About four copies of it are in memory during a replay."""
-        return max(MOST_RECORD_BYTES, self.replay_bytes // 4)
+    def record_bytes(self, of_root: SizeLimits) -> int:
+        """Return the largest record that is read from a changelog: that of the root, or more if a setting gives memory for
+        about four copies of it."""
+        of_memory = self.replay_bytes // 4
+        return max(of_root.record_bytes, of_memory) if of_memory > MOST_RECORD_BYTES else of_root.record_bytes
 
 
 class BlockCache:

@@ -20,9 +20,10 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.json_object import json_object
+from statestore.format.limits import require_json
 from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, StorePath, VersionId
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, store_name
 
@@ -35,7 +36,7 @@ _IN_BATCH_LOG = "8"
 """The UUID version of ids whose changelog is in a batch log. Spark's ids, and ours of own files, have version 4."""
 _MAGIC = b"SKLOG001"
 _FRONT = struct.Struct(">8sII")
-_MOST_HEAD_BYTES = 16 * 1024 * 1024
+MOST_HEAD_BYTES = 16 * 1024 * 1024
 _HINT = "restore the file from a backup. To see from which batch the query can restart, run: statekeeper audit ROOT"
 
 FRONT_BYTES = _FRONT.size
@@ -90,7 +91,10 @@ def object_of(store: StorePath, version: VersionId) -> str:
 
 
 def encode(version: int, tag: str, record: Mapping[str, Any], changelogs: Mapping[Place, bytes]) -> bytes:
-    """Encode a batch log. `changelogs`: complete changelogs; equal arguments give equal bytes."""
+    """Encode a batch log. `changelogs`: complete changelogs; equal arguments give equal bytes.
+
+    Raises `TooLarge` for a head that could not be read again.
+    """
     order = sorted(changelogs)
     index = [
         [
@@ -105,6 +109,15 @@ def encode(version: int, tag: str, record: Mapping[str, Any], changelogs: Mappin
     ]
     body = {"version": version, "tag": tag, "record": record, "members": index}
     head = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    if len(head) > MOST_HEAD_BYTES:
+        raise TooLarge(
+            f"would have a head of {len(head):,} bytes with {len(index):,} changelogs, above the limit of "
+            f"{MOST_HEAD_BYTES:,} bytes; it was not written, and the batch was not committed",
+            path=names.batch_log(version, tag),
+            hint='start the job with log="stores", which writes a file for each changelog, or write fewer data files in '
+            "a batch",
+        )
+    require_json(names.batch_log(version, tag), head)
     front = _FRONT.pack(_MAGIC, len(head), google_crc32c.value(head))
     return b"".join([front, head, *(changelogs[place] for place in order)])
 
@@ -133,8 +146,8 @@ def head_bytes(data: bytes, path: str) -> int:
                 hint="upgrade Statekeeper",
             )
         raise CorruptFile("is not a batch log; its changelogs are lost", path=path, hint=_HINT)
-    if length > _MOST_HEAD_BYTES:
-        raise CorruptFile(f"has a head of {length:,} bytes; the limit is {_MOST_HEAD_BYTES:,}", path=path, hint=_HINT)
+    if length > MOST_HEAD_BYTES:
+        raise CorruptFile(f"has a head of {length:,} bytes; the limit is {MOST_HEAD_BYTES:,}", path=path, hint=_HINT)
     return FRONT_BYTES + int(length)
 
 

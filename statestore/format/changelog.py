@@ -24,6 +24,7 @@ import numpy as np
 from statestore.errors import CorruptFile, RecordTooLarge, UnknownFormatVersion
 from statestore.format import compression
 from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8
+from statestore.format.limits import MOST_RECORD_BYTES, WINDOW_BYTES, how_to_read
 from statestore.format.names import VersionId
 from statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
 
@@ -47,12 +48,6 @@ _UPGRADE = "nothing was changed; upgrade Statekeeper"
 
 Readable = bytes | mmap.mmap
 """A whole compressed file: in memory, or mapped from the local disk."""
-
-WINDOW_BYTES = 8 * 1024 * 1024
-"""Number of uncompressed record bytes in memory at a time."""
-
-MOST_RECORD_BYTES = 64 * 1024 * 1024
-"""Maximum size of a record without a larger memory setting. Reading a record takes about four times its size."""
 
 _COLUMNS = ("key_start", "key_length", "value_start", "value_length")
 PAIRS_AT_ONCE = 10_000
@@ -218,10 +213,10 @@ def _windows(
             needed_bytes = _next_record_bytes(reader, position, layout)
             if needed_bytes > most_record_bytes:
                 raise RecordTooLarge(
-                    f"has a record of {needed_bytes:,} bytes, above the limit of {most_record_bytes:,}; "
-                    "the file cannot be read",
+                    f"has a record of {needed_bytes:,} bytes, above the limit of {most_record_bytes:,} bytes for a key "
+                    "and its value; the file was not read",
                     path=path,
-                    hint="raise --memory; if the record size is wrong, restore the file from a backup",
+                    hint=how_to_read(needed_bytes),
                 )
             wanted_bytes = max(WINDOW_BYTES, needed_bytes, len(pending) + 1)
         if len(changes) or ended:

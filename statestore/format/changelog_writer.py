@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import LineageCeiling
+from statestore.errors import LineageCeiling, TooLarge
 from statestore.format import compression
 from statestore.format.changelog import Header
 from statestore.format.java_io import UTF_LIMIT_BYTES, utf
+from statestore.format.limits import MOST_RECORD_BYTES, RECORD_HEAD_BYTES, how_to_read
 from statestore.format.names import VersionId
 
 _END = struct.pack(">i", -1)
@@ -32,6 +33,8 @@ def lineage_bytes(lineage: Iterable[VersionId]) -> int:
     return len(lineage_json(lineage))
 
 
+_SHOWN_KEY_BYTES = 64
+
 _ONE_BY_ONE_RECORDS = 100
 """Up to this number, a loop is faster than the calls of Arrow."""
 
@@ -40,10 +43,20 @@ class ChangelogWriter:
     """Encodes and compresses changes into `sink` as they arrive. Memory is bounded by one batch of changes.
 
     Writes v1 if `header.lineage` is None, else v3. Only Spark writes typed records. The constructor raises
-    `LineageCeiling` if the lineage does not fit.
+    `LineageCeiling` if the lineage does not fit. `most_record_bytes`: the limit of the readers; `path`: for errors.
     """
 
-    def __init__(self, sink: BinaryIO, header: Header, *, codec: str = "lz4") -> None:
+    def __init__(
+        self,
+        sink: BinaryIO,
+        header: Header,
+        *,
+        codec: str = "lz4",
+        most_record_bytes: int = MOST_RECORD_BYTES,
+        path: str | None = None,
+    ) -> None:
+        self._most_record_bytes = most_record_bytes
+        self._path = path
         self.records = 0
         self.record_bytes = 0
         self._stream = compression.writer(codec, sink)
@@ -58,9 +71,11 @@ class ChangelogWriter:
             self._stream.write(utf("v3") + utf(text))
 
     def append(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
-        """Append one record for each key, in order; a null value deletes its key."""
+        """Append one record for each key, in order; a null value deletes its key. Raises `TooLarge`, before any of them is
+        appended, for a record that a reader would reject."""
         if len(keys) != len(values):
             raise ValueError(f"keys and values have different lengths: {len(keys)} and {len(values)}")
+        self._require_readable(keys, values)
         if len(keys) <= _ONE_BY_ONE_RECORDS:
             self._append_one_by_one(keys.to_pylist(), values.to_pylist())
             return
@@ -73,6 +88,25 @@ class ChangelogWriter:
         self._stream.write(memoryview(records.buffers()[2])[offsets[0] : offsets[-1]])
         self.records += len(keys)
         self.record_bytes += int(offsets[-1] - offsets[0])
+
+    def _require_readable(self, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray) -> None:
+        at_most = RECORD_HEAD_BYTES + sum(int(offsets[-1] - offsets[0]) for offsets in map(_offsets, (keys, values)))
+        if at_most <= self._most_record_bytes:
+            return
+        sizes = RECORD_HEAD_BYTES + _lengths(keys) + _lengths(pc.fill_null(values, b""))
+        largest = int(sizes.argmax())
+        if sizes[largest] <= self._most_record_bytes:
+            return
+        key = keys[largest].as_py()
+        shown = key[:_SHOWN_KEY_BYTES].hex() + ("..." if len(key) > _SHOWN_KEY_BYTES else "")
+        error = TooLarge(
+            f"key {shown} has a value of {sizes[largest] - RECORD_HEAD_BYTES - len(key):,} bytes; with its key it exceeds "
+            f"the limit of {self._most_record_bytes:,} bytes and could not be read again; nothing was committed",
+            path=self._path,
+            hint=f"make the value smaller, or {how_to_read(int(sizes[largest]))}",
+        )
+        error.key = key
+        raise error
 
     def _append_one_by_one(self, keys: list[bytes], values: list[bytes | None]) -> None:
         parts: list[bytes] = []

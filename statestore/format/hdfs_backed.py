@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from statestore.errors import CorruptFile
 from statestore.format import row_checksum
-from statestore.format.changelog import MOST_RECORD_BYTES, Changes, Header, Readable, read_records
+from statestore.format.changelog import Changes, Header, Readable, read_records
 from statestore.format.changelog_writer import ChangelogWriter
+from statestore.format.limits import MOST_RECORD_BYTES
 
 DEFAULT_CODEC = "lz4"
 """The codec of a query whose offset log names none."""
@@ -58,12 +59,22 @@ def read_snapshot(
 class HdfsBackedWriter:
     """Encodes and compresses a delta or snapshot file into `sink` as rows arrive. Memory is bounded by one call's rows.
 
-    `codec`: of the query, by its name in the offset log; Spark reads no other. Raises `UnknownFormatVersion` for an unknown
-    one.
+    `codec`: of the query, by its name in the offset log; Spark reads no other. `most_record_bytes`, `path`: see
+    `ChangelogWriter`. Raises `UnknownFormatVersion` for an unknown codec.
     """
 
-    def __init__(self, sink: BinaryIO, codec: str = DEFAULT_CODEC, *, row_checksums: bool = False) -> None:
-        self._writer = ChangelogWriter(sink, Header(lineage=None), codec=codec)
+    def __init__(
+        self,
+        sink: BinaryIO,
+        codec: str = DEFAULT_CODEC,
+        *,
+        row_checksums: bool = False,
+        most_record_bytes: int = MOST_RECORD_BYTES,
+        path: str | None = None,
+    ) -> None:
+        self._writer = ChangelogWriter(
+            sink, Header(lineage=None), codec=codec, most_record_bytes=most_record_bytes, path=path
+        )
         self._row_checksums = row_checksums
 
     def append(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:

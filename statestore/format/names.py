@@ -401,6 +401,12 @@ def quarantine_position(run: str) -> str:
     return f"{QUARANTINE}/{run}.json"
 
 
+def is_quarantine_position(path: str) -> bool:
+    """Return whether a path is that of `quarantine_position`."""
+    match = _ASIDE.fullmatch(path)
+    return match is not None and match["path"] is None
+
+
 def parse_quarantined(path: str) -> tuple[str, str] | None:
     """Return the run that quarantined a file, and the file's original path ("" for the record of the query's position);
     None for another path."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from statestore.format import hdfs_backed
-from statestore.format.changelog import MOST_RECORD_BYTES, Changes, Header, Readable, read_changelog, read_header
+from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
+from statestore.format.limits import MOST_RECORD_BYTES
 from statestore.format.provider import Provider
 from statestore.format.replay import Window
 from statestore.format.row_checksum import verified

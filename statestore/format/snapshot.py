@@ -25,13 +25,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
 from statestore.format.names import VersionId, is_checkpoint_id
 from statestore.format.rocksdb_options import require_string_append
-from statestore.format.untrusted import BAD_VALUES, MOST_JSON_BYTES, parsed_json
+from statestore.format.untrusted import BAD_VALUES, parsed_json, require_parsable
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """Maximum total size of a snapshot's small files. A MANIFEST of tens of thousands of SSTs is far smaller."""
+
+_MOST_METADATA_BYTES = 16 * 1024 * 1024
+"""Those of 100,000 SSTs are smaller."""
 
 _MAX_ENTRIES = 1000
 _ENTRY = b"PK\x01\x02"
@@ -172,9 +175,9 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                 left -= entry.file_size
                 if left < 0:
                     raise CorruptFile(f"unpacks to more than {MAX_UNPACKED_BYTES:,} bytes", path=path, hint=_HINT)
-                if entry.filename == _METADATA and entry.file_size > MOST_JSON_BYTES:
+                if entry.filename == _METADATA and entry.file_size > _MOST_METADATA_BYTES:
                     raise CorruptFile(
-                        f"has metadata of {entry.file_size:,} bytes, above the limit of {MOST_JSON_BYTES:,}",
+                        f"has metadata of {entry.file_size:,} bytes, above the limit of {_MOST_METADATA_BYTES:,}",
                         path=path,
                         hint=_HINT,
                     )
@@ -206,8 +209,10 @@ def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> by
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """Return the bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds entries by name, in any
-    order."""
+    """Return the bytes of a snapshot's zip; equal snapshots give equal bytes. Spark finds entries by name, in any order.
+
+    Raises `TooLarge` for a snapshot that `read_snapshot` would reject because of its size.
+    """
     metadata = snapshot.metadata
     # Spark omits empty lists of logs.
     logs = {"logFiles": _encode_files(metadata.archived_logs, _LOG_NAME)} if metadata.archived_logs else {}
@@ -221,6 +226,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "maxColumnFamilyId": metadata.largest_family_id,
     }
     body = f"{metadata.header}\n{json.dumps(fields, separators=(',', ':'))}".encode()
+    _require_readable(snapshot, body)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.comment = (snapshot.digest or "").encode()
@@ -229,6 +235,28 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
             time = _NO_TIME if snapshot.is_ours else _NOT_OURS
             archive.writestr(zipfile.ZipInfo(name, time), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
+
+
+def _require_readable(snapshot: Snapshot, metadata: bytes) -> None:
+    unpacked_bytes = len(metadata) + sum(map(len, snapshot.files.values()))
+    try:
+        require_parsable(metadata)
+    except ValueError as error:
+        problem: str | None = str(error)
+    else:
+        problem = None
+    if len(metadata) > _MOST_METADATA_BYTES:
+        problem = f"its metadata has {len(metadata):,} bytes, above the limit of {_MOST_METADATA_BYTES:,}"
+    elif unpacked_bytes > MAX_UNPACKED_BYTES:
+        problem = f"its small files have {unpacked_bytes:,} bytes, above the limit of {MAX_UNPACKED_BYTES:,}"
+    elif len(snapshot.files) + 1 > _MAX_ENTRIES:
+        problem = f"it has {len(snapshot.files) + 1:,} small files, above the limit of {_MAX_ENTRIES:,}"
+    if problem is not None:
+        raise TooLarge(
+            f"a snapshot of {len(snapshot.metadata.tables):,} SST files could not be read again: {problem}; it was not "
+            "written",
+            hint="use more partitions, so that each store has fewer SST files: statekeeper rescale ROOT --partitions N",
+        )
 
 
 def _parse_metadata(body: bytes | None, path: str) -> SnapshotMetadata:

@@ -108,22 +108,30 @@ def arrow_schema(json_text: str, *, void: bool = False) -> pa.Schema:
         raise CorruptFile(f"the schema is not valid JSON of Spark's form: {error!r}") from error
 
 
-def _check(kind: pa.DataType, path: str, key: bool) -> None:
+def _check(kind: pa.DataType, path: str, key: bool, level: int = 0) -> None:
+    _require_level(path, level)
     if pa.types.is_decimal128(kind):
         if not 0 <= kind.scale <= kind.precision:
             raise _unsupported(path, kind, "a scale between 0 and the precision")
     elif pa.types.is_map(kind):
         if key:
             raise _unsupported(path, kind, "a list of structs in a fixed order; keys cannot hold maps")
-        _check(kind.key_type, f"{path}.key", key)
-        _check(kind.item_type, f"{path}.value", key)
+        _check(kind.key_type, f"{path}.key", key, level + 1)
+        _check(kind.item_type, f"{path}.value", key, level + 1)
     elif pa.types.is_list(kind):
-        _check(kind.value_type, f"{path}.element", key)
+        _check(kind.value_type, f"{path}.element", key, level + 1)
     elif pa.types.is_struct(kind):
         for field in kind:
-            _check(field.type, f"{path}.{field.name}", key)
+            _check(field.type, f"{path}.{field.name}", key, level + 1)
     elif kind not in _NAMES:
         raise _unsupported(path, kind, _instead(kind))
+
+
+def _require_level(path: str, level: int) -> None:
+    if level > MOST_LEVELS:
+        raise UnsupportedType(
+            f"column {path[:80]} has more than {MOST_LEVELS} levels of nesting", hint="keep it in a string column"
+        )
 
 
 def _unsupported(path: str, kind: pa.DataType, instead: str) -> UnsupportedType:
@@ -208,10 +216,7 @@ def _flag(value: object) -> bool:
 
 
 def _arrow_type(kind: str | dict[str, Any], path: str, level: int) -> pa.DataType:
-    if level > MOST_LEVELS:
-        raise UnsupportedType(
-            f"column {path[:80]} has more than {MOST_LEVELS} levels of nesting", hint="keep it in a string column"
-        )
+    _require_level(path, level)
     if isinstance(kind, str):
         if kind in _ARROW:
             return _ARROW[kind]

@@ -11,9 +11,9 @@ from typing import Any
 
 from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, is_checkpoint_id, is_store_name, is_table_name
 
-MOST_JSON_BYTES = 16 * 1024 * 1024
-"""Maximum size of one JSON text. The commit of 400,000 stores is smaller; a text of empty arrays takes 20 times its
-size in memory."""
+MOST_JSON_VALUES = 2_000_000
+"""Maximum number of values in a JSON text, which determines its memory. The commit of 400,000 stores, or a list of 500,000
+files, has fewer. The limit of its file limits the size of the text."""
 
 _YEAR_10000_MS = 253_402_300_800_000
 """A date cannot show it."""
@@ -36,15 +36,25 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises `ValueError`, also for more than `MOST_JSON_BYTES`; `RecursionError`."""
-    if len(text) > MOST_JSON_BYTES:
-        raise ValueError(f"the JSON text has {len(text):,} bytes, above the limit of {MOST_JSON_BYTES:,}")
+    """Parse a JSON text. Raises `ValueError`, also for more than `MOST_JSON_VALUES`; `RecursionError`."""
+    require_parsable(text)
     value = json.loads(text)
     if _SURROGATE.search(text if isinstance(text, str) else text.decode("utf-8", "replace")):
         # Python cannot write or print half of a surrogate pair. `UnicodeEncodeError` is a `ValueError`; a whole pair is
         # one character and passes.
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def require_parsable(text: str | bytes) -> None:
+    """Raise `ValueError` for a text that `parsed_json` rejects because of its number of values. Commas and brackets in
+    strings count, too."""
+    if isinstance(text, str):
+        values = text.count(",") + text.count("[") + text.count("{")
+    else:
+        values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > MOST_JSON_VALUES:
+        raise ValueError(f"the JSON text has about {values:,} values, above the limit of {MOST_JSON_VALUES:,}")
 
 
 def plain_number(text: object) -> int:

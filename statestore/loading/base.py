@@ -137,7 +137,10 @@ def _written(storage: Storage, snapshot: str, path: Path, limits: EngineLimits, 
             path.parent.mkdir(parents=True, exist_ok=True)
             storage.download(snapshot, fetched)
             pieces = hdfs_backed.read_snapshot(
-                readable(fetched), snapshot, row_checksums=conf.row_checksums, most_record_bytes=limits.record_bytes
+                readable(fetched),
+                snapshot,
+                row_checksums=conf.row_checksums,
+                most_record_bytes=limits.record_bytes(storage.limits),
             )
             database = Database.create(path, limits)
             try:

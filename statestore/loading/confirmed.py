@@ -90,7 +90,7 @@ def _mismatch(request: LoadRequest, changelogs: Changelogs, storage: Storage, st
         except CorruptFile as error:
             if error.path != request.store.changelog(version):
                 continue
-            return request.not_loadable(version, error.what)
+            return request.unreadable(version, error)
         except UnknownFormatVersion:
             continue
         if known is not None and not known.is_same(version):

@@ -79,7 +79,7 @@ class Loader:
         """
         started = self._clock.monotonic_seconds()
         before = self._storage.requests.snapshot()
-        request = LoadRequest(self._store, target, frozenset(known_snapshots))
+        request = LoadRequest(self._store, target, frozenset(known_snapshots), self._storage.url)
         changelogs = self._changelogs()
         found: tuple[Loaded, LoadReport] | None = None
         # Without the lock this error proves nothing: another process may be changing the copy.
@@ -108,7 +108,9 @@ class Loader:
         The database is not marked with its version. Every block of the base is verified: if one is corrupt, an older base
         is used, and `report.skipped_snapshots` names the snapshot. Raises as `load`.
         """
-        return self._rebuild(LoadRequest(self._store, target), self._changelogs(), path, marked=False)
+        return self._rebuild(
+            LoadRequest(self._store, target, root=self._storage.url), self._changelogs(), path, marked=False
+        )
 
     def advance_local_copy(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version. Compact its tables if there are many.
@@ -120,7 +122,7 @@ class Loader:
         with self._folder.locked(timeout_seconds=0) as held:
             if not held:
                 return False
-            request, changelogs = LoadRequest(self._store, target), self._changelogs()
+            request, changelogs = LoadRequest(self._store, target, root=self._storage.url), self._changelogs()
             try:
                 local = self._local_copy()
                 if local is None:
@@ -146,9 +148,8 @@ class Loader:
             return True
 
     def _changelogs(self) -> Changelogs:
-        return Changelogs(
-            self._store, self._storage, self._folder, self._conf, most_record_bytes=self._limits.record_bytes
-        )
+        most_record_bytes = self._limits.record_bytes(self._storage.limits)
+        return Changelogs(self._store, self._storage, self._folder, self._conf, most_record_bytes=most_record_bytes)
 
     def _serve_open_copy(self, request: LoadRequest, changelogs: Changelogs) -> tuple[Loaded, LoadReport] | None:
         """Serve the copy that this process has open, if it is still the local copy. Otherwise, close it."""

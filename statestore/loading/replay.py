@@ -129,9 +129,9 @@ class Replay:
                 self.changelogs.fetch(before, [version])
                 self.changelogs.check(version)
             except (ObjectMissing, CorruptFile) as error:
-                return self.request.not_loadable(version, error.what, skipped=self.skipped)
+                return self.request.unreadable(version, error, skipped=self.skipped)
         culprit = next((version for version in replay if store.changelog(version) == seen.path), replay[0])
-        return self.request.not_loadable(culprit, seen.what, skipped=self.skipped)
+        return self.request.unreadable(culprit, seen, skipped=self.skipped)
 
 
 def _key_count(base: SnapshotMetadata | None) -> int | None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statestore.errors import VersionNotLoadable
+from statestore.errors import CorruptFile, ObjectMissing, RecordTooLarge, VersionNotLoadable
 from statestore.format.batch_log import object_of
 from statestore.format.names import StorePath, VersionId
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One version of one store to load. `known_snapshots`: versions of the store that had a snapshot earlier."""
+    """One version of one store to load.
+
+    known_snapshots  versions of the store that had a snapshot earlier
+    root             the URL of the checkpoint, for the commands in errors
+    """
 
     store: StorePath
     target: VersionId
     known_snapshots: frozenset[VersionId] = frozenset()
+    root: str = "ROOT"
 
     def not_loadable(
         self, culprit: VersionId, problem: str, *, skipped: Collection[str] = (), action: str = "", newest: str = ""
@@ -32,5 +37,21 @@ class LoadRequest:
             f"{problem}; {self.target.in_words} of {self.store} cannot be loaded{unusable}",
             path=object_of(self.store, culprit),
             hint=f"{action or 'restore the file from a backup'}; {newest}. To see which batches can be loaded, run: "
-            "statekeeper audit ROOT",
+            f"statekeeper audit {self.root}",
         )
+
+    def unreadable(
+        self, culprit: VersionId, error: ObjectMissing | CorruptFile, *, skipped: Collection[str] = ()
+    ) -> VersionNotLoadable:
+        """The error for a changelog that cannot be read. One with a value above the limit is intact: no backup helps, but
+        a larger limit does."""
+        if not isinstance(error, RecordTooLarge):
+            return self.not_loadable(culprit, error.what, skipped=skipped)
+        batch = culprit.version - 2
+        back = (
+            f". Or stop the query, and go back to batch {batch}: statekeeper rewind {self.root} --to-batch {batch}"
+            if batch >= 0
+            else ""
+        )
+        raised = (error.hint or "").replace("StorageSpec(URL,", f'StorageSpec("{self.root}",')
+        return self.not_loadable(culprit, error.what, skipped=skipped, action=f"{raised}{back}")

@@ -19,6 +19,10 @@
     below = "state"
     forget_after = "1d"
 
+    [roots.sessions]
+    url = "s3://bucket/sessions/state"
+    limits = { record_mib = 256 }
+
     [prices]
     per_1000_writes = 0.005
     per_1000_reads = 0.0004
@@ -28,6 +32,8 @@ relative to the file's folder. An unknown key is an error, so that a misspelt po
 
 A parent is a folder with a changing set of checkpoints. Its folder `orders` is the root `jobs.orders`, here with the
 checkpoint in `s3://bucket/jobs/orders/state`. Its keys apply to all of them.
+
+The limits of a root are those of its job, see `SizeLimits`.
 
 The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
 """
@@ -45,11 +51,12 @@ from typing import Any, TypeVar
 
 from statestore.durations import parse_duration
 from statestore.errors import BadConfiguration
+from statestore.format.limits import LARGEST_RECORD_BYTES
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.snapshot import SnapshotPolicy
 from statestore.origin import Origin
 from statestore.query_metrics import Prices
-from statestore.storage import StorageSpec, canonical
+from statestore.storage import SizeLimits, StorageSpec, canonical
 
 FILE_NAME = "statekeeper.toml"
 
@@ -58,10 +65,19 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 """Names of roots and parents, which are also partition keys and file names; a dot separates parent and folder."""
 
+MOST_MIB = 2048
+
 P = TypeVar("P", SnapshotPolicy, RetentionPolicy)
 
 _FORMER_KEYS = {"aside": "quarantine"}
 """Renamed keys of a policy, by former key, which works for one more release."""
+
+
+def bytes_of_mib(mib: object) -> int:
+    """Return the bytes of a limit in MiB; 2,048 is the largest limit. Raises `TypeError` for other types than int."""
+    if not isinstance(mib, int) or isinstance(mib, bool):
+        raise TypeError("it is not a whole number")
+    return min(mib * 1024 * 1024, LARGEST_RECORD_BYTES) if mib <= MOST_MIB else mib * 1024 * 1024
 
 
 class Mode(Enum):
@@ -76,11 +92,13 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint."""
+    """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
+    also in the spec of a root."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     mode: Mode | None = None
+    limits: SizeLimits = field(default_factory=SizeLimits)
 
     def mode_for(self, origin: Origin) -> Mode:
         """Return the mode of a checkpoint."""
@@ -167,12 +185,14 @@ class Configuration:
         for one in self.parents.values():
             if child := one.child_at(url):
                 return child
-        return Root(name_or_url, StorageSpec(url), self.defaults)
+        return Root(name_or_url, StorageSpec(url, limits=self.defaults.limits), self.defaults)
 
 
 def with_options_of(source: StorageSpec, spec: StorageSpec) -> StorageSpec:
     """Return the spec of a destination. Without options of its own, it has those of the source if both URLs have one
-    scheme."""
+    scheme. Without limits of its own, it has those of the source."""
+    if spec.limits == SizeLimits():
+        spec = replace(spec, limits=source.limits)
     scheme, separator, _ = spec.url.partition("://")
     is_alike = separator and source.url.startswith(f"{scheme}://")
     return replace(spec, options=source.options) if is_alike and not spec.options else spec
@@ -221,7 +241,7 @@ class _Reader:
     def root(self, name: str, body: dict[str, Any], defaults: Policies) -> Root:
         where = f"roots.{name}"
         policies = self._own_policies(body, defaults, where)
-        return Root(name, self._spec(body, where), policies, self._mirror(body, where))
+        return Root(name, self._spec(body, where, policies.limits), policies, self._mirror(body, where))
 
     def parent(self, name: str, body: dict[str, Any], defaults: Policies) -> Parent:
         where = f"parents.{name}"
@@ -232,19 +252,20 @@ class _Reader:
         policies = self._own_policies(body, defaults, where, "below", "forget_after")
         return Parent(
             name=name,
-            spec=self._spec(body, where),
+            spec=self._spec(body, where, policies.limits),
             policies=policies,
             below=below,
             forget_seconds=forget,
             mirror=self._mirror(body, where),
         )
 
-    def _spec(self, body: dict[str, Any], where: str) -> StorageSpec:
+    def _spec(self, body: dict[str, Any], where: str, limits: SizeLimits) -> StorageSpec:
         url = body.get("url")
         if not isinstance(url, str):
             raise self._bad(f"{where}.url", "is missing or not a string", 'write url = "s3://bucket/folder" or a path')
         options = self.table(body, "storage", f"{where}.")
-        return StorageSpec(self._absolute(url), tuple((key, str(value)) for key, value in options.items()))
+        stated = tuple((key, str(value)) for key, value in options.items())
+        return StorageSpec(self._absolute(url), stated, limits=limits)
 
     def _absolute(self, url: str) -> str:
         return canonical(url if _SCHEME.match(url) else str(self._path.parent / url))
@@ -269,7 +290,7 @@ class _Reader:
         return self.policies({key: value for key, value in body.items() if key not in beside}, defaults, where)
 
     def policies(self, body: dict[str, Any], defaults: Policies, where: str) -> Policies:
-        self.require_known(body, ("snapshot", "retention", "mode"), f"{where}.")
+        self.require_known(body, ("snapshot", "retention", "mode", "limits"), f"{where}.")
         mode = defaults.mode
         if "mode" in body:
             try:
@@ -281,7 +302,19 @@ class _Reader:
             self._policy(self.table(body, "snapshot", f"{where}."), defaults.snapshot, f"{where}.snapshot."),
             self._policy(self.table(body, "retention", f"{where}."), defaults.retention, f"{where}.retention."),
             mode,
+            self._limits(self.table(body, "limits", f"{where}."), defaults.limits, f"{where}.limits."),
         )
+
+    def _limits(self, body: dict[str, Any], default: SizeLimits, where: str) -> SizeLimits:
+        """Parse the limits: a field `x_bytes` is the key `x_mib`."""
+        known = {f"{one.name.removesuffix('_bytes')}_mib": one.name for one in fields(SizeLimits)}
+        self.require_known(body, tuple(known), where)
+        for key, value in body.items():
+            try:
+                default = replace(default, **{known[key]: bytes_of_mib(value)})
+            except (TypeError, ValueError) as error:
+                raise self._bad(f"{where}{key}", f"is {value!r}", f"write a number of MiB: {error}") from None
+        return default
 
     def _policy(self, body: dict[str, Any], default: P, where: str) -> P:
         """Parse a policy. A field `x_seconds` is the key `x` with a duration."""

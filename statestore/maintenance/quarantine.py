@@ -23,12 +23,12 @@ from typing import Any
 from statestore.commit_log import Heads
 from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.format.names import StoreFileKind, StorePath
 from statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statestore.format.untrusted import BAD_VALUES, parsed_json, text
 from statestore.maintenance import hidden_checksums
 from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_lines
-from statestore.storage.base import MOST_READ_BYTES
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Quarantined snapshots by store and present path; None for an unreadable snapshot."""

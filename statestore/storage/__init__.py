@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from statestore.clock import Clock, Ids, RandomIds, SystemClock
 from statestore.errors import StorageError
+from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statestore.redaction import redacted
 from statestore.storage.base import (
     DELETE_BATCH,
@@ -53,6 +54,7 @@ __all__ = [
     "PartsUpload",
     "RequestCounts",
     "Requests",
+    "SizeLimits",
     "Storage",
     "StorageSpec",
     "UnfinishedUpload",
@@ -80,11 +82,14 @@ class StorageSpec:
 
     `timeout_seconds`: how long a request to unavailable storage is sent again, see `resending`. 0: a few tries, for
     about two seconds. Local disks ignore it.
+
+    `limits`: the sizes that are read and written. Raise them for a root with larger values.
     """
 
     url: str
     options: tuple[tuple[str, str], ...] = ()
     timeout_seconds: float = 0.0
+    limits: SizeLimits = DEFAULT_LIMITS
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(url={redacted(self.url)!r})"
@@ -125,7 +130,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
     if spec.url and scheme in ("", "file") and not (scheme and parts.netloc):
         _refuse_unknown(chosen, (), spec.url)
         # Spark writes `file:/path`. A URL is percent-encoded, a bare path is not.
-        return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids)
+        return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids, limits=spec.limits)
     if scheme == "s3" and parts.netloc:
         # Imported on demand: the import takes a second, and roots on local disk do not need it.
         from statestore.storage import s3
@@ -139,6 +144,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
             ids=ids,
             options=chosen,
             timeout_seconds=spec.timeout_seconds,
+            limits=spec.limits,
         )
     if scheme in _DRIVEN and parts.netloc:
         from statestore.storage import drivers, hedging, remote
@@ -153,6 +159,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
             ids=ids,
             timeout_seconds=spec.timeout_seconds,
             is_hedged=is_hedged,
+            limits=spec.limits,
         )
     if scheme == "hdfs":
         raise StorageError(

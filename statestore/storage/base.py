@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Never, Protocol
 
 from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
+from statestore.format.limits import DEFAULT_LIMITS, SizeLimits, how_to_read
 from statestore.storage.omissions import Omissions
 from statestore.storage.paths import is_below
 
@@ -60,11 +61,6 @@ class Location:
     def contains(self, other: Location) -> bool:
         """Return whether the other root is this root or inside it."""
         return self.service == other.service and is_below(other.place, self.place)
-
-
-MOST_READ_BYTES = 64 * 1024 * 1024
-"""Maximum size of an object that is read as a whole: logs, metadata, records, zips. Larger objects are downloaded or
-read by range."""
 
 
 Entries = list[Entry]
@@ -232,10 +228,14 @@ class Storage(Protocol):
         """The names that listings have omitted so far."""
 
     @property
+    def limits(self) -> SizeLimits:
+        """The sizes that this root accepts. Readers of changelogs and writers of records use them, too."""
+
+    @property
     def location(self) -> Location: ...
 
     def read(self, path: str) -> bytes:
-        """Read a whole object of up to MOST_READ_BYTES. Raises ObjectMissing; CorruptFile for a larger object."""
+        """Read a whole object of up to `limits.object_bytes`. Raises ObjectMissing; CorruptFile for a larger object."""
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes from byte `start`, fewer at the end of the object. Raises ObjectMissing."""
@@ -250,6 +250,8 @@ class Storage(Protocol):
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         """Create the object if it does not exist. A Path is uploaded in pieces and not held in memory.
 
+        Raises TooLarge for bytes that `read` would reject.
+
         On a file system the file gets the owner, group and mode of the adjacent files, or of the file `like`.
 
         *Guarantee*: the object becomes visible as a whole, and exactly one of several writers succeeds. Raises
@@ -258,7 +260,7 @@ class Storage(Protocol):
         """
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
-        """Create or overwrite the object. A Path is uploaded as in `create`.
+        """Create or overwrite the object. A Path is uploaded as in `create`. Raises TooLarge as `create`.
 
         On a file system an existing file keeps its owner, group and mode. A new file gets them as in `create`.
 
@@ -347,10 +349,11 @@ def compare_and_delete(storage: Storage, path: str, data: bytes) -> Deletion:
 
 
 class OpenedStore:
-    """The base class of backends: URL, request counters, and a guard against pickling."""
+    """The base class of backends: URL, limits, request counters, and a guard against pickling."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: SizeLimits = DEFAULT_LIMITS) -> None:
         self.url = url
+        self.limits = limits
         self.requests = Requests()
         self.omissions = Omissions()
 
@@ -414,12 +417,12 @@ def only_after(entries: Iterable[Entry], folder: str, name: str, beginning: str)
     return [e for e in entries if e.path.startswith(first) and e.path > after and "/" not in e.path[inside:]]
 
 
-def too_large(size_bytes: int, shown: str) -> CorruptFile:
-    """Return the error for an object of more than MOST_READ_BYTES."""
+def too_large(size_bytes: int, shown: str, limits: SizeLimits) -> CorruptFile:
+    """Return the error for an object of more than `limits.object_bytes`."""
     return CorruptFile(
-        f"has {size_bytes:,} bytes, more than the limit of {MOST_READ_BYTES:,} bytes for such a file; it was not read",
+        f"has {size_bytes:,} bytes, more than the limit of {limits.object_bytes:,} bytes for such a file; it was not read",
         path=shown,
-        hint="restore the file from a backup",
+        hint=f"if the file is intact, {how_to_read(size_bytes, 'object')}. If not, restore it from a backup",
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import batch_log, names
 from statestore.format.batch_log import BatchLog, Place
+from statestore.format.limits import SizeLimits, require_json, require_object
 from statestore.format.names import STATE, StoreFileKind
 from statestore.storage.base import (
     Created,
@@ -216,7 +217,10 @@ def _front(read: Callable[[int, int], bytes], path: str) -> _Held:
 
 
 class LoggedStorage:
-    """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects."""
+    """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects.
+
+    *Guarantee*: bytes that `read`, or the parser of their file, would reject as too large are not written.
+    """
 
     def __init__(self, storage: Storage, cache: BatchLogCache | None = None) -> None:
         self.inner = storage
@@ -225,6 +229,10 @@ class LoggedStorage:
     @property
     def url(self) -> str:
         return self.inner.url
+
+    @property
+    def limits(self) -> SizeLimits:
+        return self.inner.limits
 
     @property
     def requests(self) -> Requests:
@@ -263,9 +271,11 @@ class LoggedStorage:
         return MemberEntry(path=path, size_bytes=member.length, modified_at_seconds=entry.modified_at_seconds, log=log)
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+        _require_readable(path, data, self.limits)
         return self.inner.create(path, data, like=like)
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
+        _require_readable(path, data, self.limits)
         self.inner.replace(path, data, like=like)
 
     @property
@@ -314,6 +324,14 @@ class LoggedStorage:
             if self.inner.stat(path) is not None:
                 return None
             raise
+
+
+def _require_readable(path: str, data: bytes | Path, limits: SizeLimits) -> None:
+    # Files are downloaded, batch logs are read by ranges, and the record of a rewind is read by lines.
+    if isinstance(data, bytes) and names.parse_batch_log(path) is None and not names.is_quarantine_position(path):
+        require_object(path, len(data), limits)
+        if path.endswith(".json") or path.startswith(f"{names.COMMITS}/"):
+            require_json(path, data)
 
 
 def list_members(storage: Storage, folder: str = STATE, *, listed: Iterable[Entry] | None = None) -> Members:

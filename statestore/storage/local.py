@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 from statestore.clock import Ids
 from statestore.errors import AccessDenied, NotAFile, ObjectMissing, StorageError
+from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statestore.storage import ownership
 from statestore.storage.base import (
     DELETE_BATCH,
-    MOST_READ_BYTES,
     TEMP_FOLDER,
     Created,
     Deletion,
@@ -58,17 +58,17 @@ _FOLDERS = threading.Lock()
 class LocalStorage(OpenedStore):
     """Storage on a local disk. One call counts as one request, as do up to DELETE_BATCH deletes."""
 
-    def __init__(self, root: Path, *, ids: Ids) -> None:
+    def __init__(self, root: Path, *, ids: Ids, limits: SizeLimits = DEFAULT_LIMITS) -> None:
         # Links above the root are resolved. Links below it are rejected.
         self._root = Path(os.path.realpath(root))
         self._ids = ids
-        super().__init__(self._root.as_uri())
+        super().__init__(self._root.as_uri(), limits)
 
     def read(self, path: str) -> bytes:
         with self._opened(path) as file:
-            if (size_bytes := _size(file)) > MOST_READ_BYTES:
-                raise too_large(size_bytes, self._shown(path))
-            data = file.read(MOST_READ_BYTES)
+            if (size_bytes := _size(file)) > self.limits.object_bytes:
+                raise too_large(size_bytes, self._shown(path), self.limits)
+            data = file.read(self.limits.object_bytes)
         self.requests.count_bytes_read(len(data))
         return data
 

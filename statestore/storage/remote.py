@@ -23,9 +23,9 @@ from statestore.errors import (
     ObjectMissing,
     StorageError,
 )
+from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statestore.storage import hedging
 from statestore.storage.base import (
-    MOST_READ_BYTES,
     Created,
     Deletion,
     Entries,
@@ -68,9 +68,17 @@ class RemoteStorage(OpenedStore):
     """Storage through a driver."""
 
     def __init__(
-        self, url: str, opened: Opened, *, clock: Clock, ids: Ids, timeout_seconds: float, is_hedged: bool = True
+        self,
+        url: str,
+        opened: Opened,
+        *,
+        clock: Clock,
+        ids: Ids,
+        timeout_seconds: float,
+        is_hedged: bool = True,
+        limits: SizeLimits = DEFAULT_LIMITS,
     ) -> None:
-        super().__init__(url.rstrip("/"))
+        super().__init__(url.rstrip("/"), limits)
         self._files = opened.files
         self._service = opened.service
         self._place = opened.place
@@ -90,9 +98,10 @@ class RemoteStorage(OpenedStore):
             self._hedging = hedging.shared(id(self._files), self._files.loop, is_on=is_hedged)
 
     def read(self, path: str) -> bytes:
-        data = self.read_range(path, 0, MOST_READ_BYTES + 1)
-        if len(data) > MOST_READ_BYTES:
-            raise too_large(self._size(path), self._shown(path))
+        most_bytes = self.limits.object_bytes
+        data = self.read_range(path, 0, most_bytes + 1)
+        if len(data) > most_bytes:
+            raise too_large(self._size(path), self._shown(path), self.limits)
         return data
 
     def read_range(self, path: str, start: int, length: int) -> bytes:

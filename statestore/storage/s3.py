@@ -19,10 +19,10 @@ from fsspec.asyn import sync
 
 from statestore.clock import Clock, Ids
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
+from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statestore.storage import hedging, s3_clients, s3_conditions, s3_copies, s3_parts
 from statestore.storage.base import (
     DELETE_BATCH,
-    MOST_READ_BYTES,
     TEMP_FOLDER,
     Created,
     Deletion,
@@ -69,8 +69,9 @@ class S3Storage(OpenedStore):
         ids: Ids,
         options: Mapping[str, str],
         timeout_seconds: float,
+        limits: SizeLimits = DEFAULT_LIMITS,
     ) -> None:
-        super().__init__(f"s3://{bucket}/{folder}".rstrip("/"))
+        super().__init__(f"s3://{bucket}/{folder}".rstrip("/"), limits)
         self._bucket = bucket
         self._before = f"{folder}/" if folder else ""
         self._ids = ids
@@ -244,8 +245,8 @@ class S3Storage(OpenedStore):
         async def call(client: Any) -> tuple[bytes, str]:
             answer = await self._opened(client, key, **how)
             async with answer["Body"] as body:
-                if "Range" not in how and answer["ContentLength"] > MOST_READ_BYTES:
-                    raise too_large(answer["ContentLength"], self._shown(path))
+                if "Range" not in how and answer["ContentLength"] > self.limits.object_bytes:
+                    raise too_large(answer["ContentLength"], self._shown(path), self.limits)
                 data: bytes = await body.read()
             self.requests.count_bytes_read(len(data))
             return data, answer["ETag"]

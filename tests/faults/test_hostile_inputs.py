@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from statestore.storage.base import MOST_READ_BYTES
+from statestore.format.limits import MOST_READ_BYTES
 from tests.faults.hostile import CASES
 
 TIMEOUT_SECONDS = 1200

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from statestore.errors import CorruptFile, ObjectMissing
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.storage import Storage, open_storage, read_lines
-from statestore.storage.base import MOST_READ_BYTES
 from statestore.storage.lines import MOST_LINE_BYTES, PIECE_BYTES
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.storage import Created, RequestCounts, Storage, open_storage
-from statestore.storage.base import MOST_READ_BYTES
 from statestore.storage.s3 import S3Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire

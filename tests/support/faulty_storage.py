@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from statestore.errors import StorageError
+from statestore.format.limits import SizeLimits
 from statestore.storage import (
     TEMP_FOLDER,
     Created,
@@ -78,6 +79,10 @@ class FaultyStorage:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def limits(self) -> SizeLimits:
+        return self._inner.limits
 
     @property
     def requests(self) -> Requests:

@@ -45,10 +45,11 @@ class Host:
     structure: Structure = Structure.V2
     limits: StoreLimits = field(default_factory=lambda: StoreLimits(block_cache_bytes=1024 * 1024))
     open_copies: OpenCopies | None = None
+    store: StorePath = STORE
 
     @property
     def address(self) -> StoreAddress:
-        return StoreAddress(STORE, self.folder)
+        return StoreAddress(self.store, self.folder)
 
     def load(
         self, version: VersionId, *, snapshots: Collection[VersionId] = (), limits: StoreLimits | None = None

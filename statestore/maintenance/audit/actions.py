@@ -14,9 +14,10 @@ def move_away(provider: Provider, files: str) -> str:
     return f"run: {REPAIR}" if provider is Provider.ROCKSDB else f"move {files} out of the checkpoint"
 
 
-def roll_back(restart: Restart, *, has_backup: bool = True) -> str:
-    """The step after a loss at the newest batch: restore the file, or roll back to the newest batch that works."""
+def roll_back(restart: Restart, *, has_backup: bool = True, fix: str = RESTORE) -> str:
+    """The step after a loss at the newest batch: restore the file, or roll back to the newest batch that works. `fix`: what
+    makes the file usable."""
     if restart.batch is None:
-        return RESTORE if has_backup else "ask for help with the output of: statekeeper audit ROOT --output json"
+        return fix if has_backup else "ask for help with the output of: statekeeper audit ROOT --output json"
     command = f"roll back to batch {restart.batch}: statekeeper rewind ROOT --to-batch {restart.batch}"
-    return f"{RESTORE}, or {command}" if has_backup else command
+    return f"{fix}, or {command}" if has_backup else command

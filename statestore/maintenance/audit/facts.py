@@ -52,7 +52,8 @@ def attempt(path: str, read: Callable[[], T]) -> T | FileProblem:
     except ObjectMissing:
         return FileProblem(path, Flaw.MISSING, "is missing")
     except (CorruptFile, NotAFile, UnknownFormatVersion) as error:
-        return FileProblem(path, Flaw.of(error), error.what)
+        flaw = Flaw.of(error)
+        return FileProblem(path, flaw, error.what, (error.hint or "") if flaw is Flaw.TOO_LARGE else "")
 
 
 def is_unknown(found: object) -> bool:

@@ -51,6 +51,7 @@ class FindingKind(Enum):
     BATCHES_SKIPPED = "Spark skipped batches after a rewind, because the log of its file sink has them"
     CHANGELOG_MISSING = "a changelog is missing"
     CHANGELOG_UNREADABLE = "a changelog cannot be read"
+    CHANGELOG_TOO_LARGE = "a changelog has a value above the limit of its readers"
     CHANGELOG_REPLACED = "a changelog was replaced after its commit"
     BATCH_LOG_UNREADABLE = "a batch log cannot be read"
     LINEAGE_AT_ODDS = "a lineage contradicts the commit log"

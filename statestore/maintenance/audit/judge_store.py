@@ -27,6 +27,7 @@ _REPAIR_REPLAYS = 500
 _CHANGELOG_CODES = {
     Flaw.MISSING: FindingKind.CHANGELOG_MISSING,
     Flaw.CORRUPT: FindingKind.CHANGELOG_UNREADABLE,
+    Flaw.TOO_LARGE: FindingKind.CHANGELOG_TOO_LARGE,
     Flaw.MISMATCH: FindingKind.LINEAGE_AT_ODDS,
     Flaw.REPLACED: FindingKind.CHANGELOG_REPLACED,
 }
@@ -192,7 +193,7 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 file=bad.path,
                 problem=bad.text,
                 meaning="every version loads, because this version has a snapshot",
-                action=f"{RESTORE}; until then, only the snapshot can restore this version",
+                action=f"{bad.fix or RESTORE}; until then, only the snapshot can restore this version",
             )
 
 
@@ -222,7 +223,7 @@ def _of_run(one: View, run: Sequence[VersionId], retained: Sequence[VersionId], 
             file=bad[group[0]].path,
             problem=_problem(one, group),
             meaning=_lost(one, lost, restart),
-            action=_way_out(one, lost, restart),
+            action=_way_out(one, lost, restart, bad[group[0]].fix or RESTORE),
         )
 
 
@@ -245,6 +246,8 @@ def _problem(one: View, group: Sequence[VersionId]) -> str:
         last = names.changelog(group[-1], one.facts.store.provider)
         return f"and all changelogs up to {last} are missing ({len(group):,} in a row)"
     others = [v for v in one.chain.files.changelogs if v.version == group[0].version and v != group[0]]
+    if bad.flaw is Flaw.TOO_LARGE and one.origin is Origin.NATIVE:
+        return f"{bad.text}. Spark has no such limit: it can load the version, but maintenance cannot"
     if bad.flaw is Flaw.MISSING and others:
         there = ", ".join(names.changelog(version, one.facts.store.provider) for version in others)
         return f"is missing; uncommitted changelogs of the same version exist: {there}"
@@ -376,10 +379,11 @@ def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     return f"{ranges(lost)} of store {one.facts.store} cannot be restored{later}; {restart.explained}"
 
 
-def _way_out(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
+def _way_out(one: View, lost: Sequence[VersionId], restart: Restart, fix: str = RESTORE) -> str:
     if lost[-1] != one.chain.head:
-        return f"{RESTORE}; without a backup, only these versions are lost: later versions still load"
-    return roll_back(restart)
+        without = "without a backup" if fix == RESTORE else "without it"
+        return f"{fix}; {without}, only these versions are lost: later versions still load"
+    return roll_back(restart, fix=fix)
 
 
 def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:

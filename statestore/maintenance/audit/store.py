@@ -18,7 +18,7 @@ from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.format.records import changes_of
-from statestore.format.state_conf import StateConf
+from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import Lineage
 from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
 from statestore.loading.local_file import readable
@@ -35,6 +35,9 @@ _MEANINGS_OF_ROCKSDB = {
     Flaw.MISMATCH: "does not have the size that the snapshot expects",
 }
 """RocksDB errors for an SST file that does not match the MANIFEST: SPARK-43404, SPARK-46796, SPARK-51717."""
+
+_LARGE_SHARE = 8
+"""Ratio of compression that a large value usually does not exceed. A deep audit also finds values that do."""
 
 _LIMITS = EngineLimits(block_cache_bytes=8 * 1024 * 1024)
 """Limits of one database; eight are open at once. A scan reads each block once, so a larger cache has no effect."""
@@ -67,8 +70,8 @@ def gather_store(
 ) -> StoreAuditFacts | NotAudited:
     """Gather the facts of one store. `committed`: its versions in the commit log.
 
-    Requests: the start of its newest changelog, one for each snapshot on the chain, and one if the commit log and the
-    lineage do not reach a base. Raises `LocalStateError`.
+    Requests: the start of its newest changelog, or all of a large one of a job; one for each snapshot on the chain; one if
+    the commit log and the lineage do not reach a base. Raises `LocalStateError`.
     """
     if not committed:
         return NotAudited(store, FileProblem(store.folder, Flaw.MISMATCH, "is not named by any readable commit"))
@@ -112,6 +115,8 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
     )
     if lineage is not None and (problem := _conflict(chain, head, lineage)):
         bad[head] = FileProblem(store.changelog(head), Flaw.MISMATCH, problem)
+    if way.scratch is None and head not in bad and (unread := _large_head(way, chain)):
+        bad[chain.head] = unread
     unnoticed = {v for v, facts in chain.snapshots.items() if facts.fault is not None and not facts.fault.is_noticed}
     look = _Look(chain=chain, changelogs=_changelogs(chain, bad), snapshots=_snapshots(chain), unnoticed=unnoticed)
     decoded = None if way.scratch is None else _Decoding(way, look, way.scratch).run()
@@ -144,6 +149,33 @@ def _is_first(version: int, committed: Mapping[int, VersionId], readable: Collec
     """Return whether a version is the first of its store, or the first after a rescale added its partition again:
     the commit before it exists and does not have the store."""
     return version <= 1 or (version in committed and version - 1 not in committed and version - 2 in readable)
+
+
+def _large_head(way: Way, chain: Chain) -> FileProblem | None:
+    """Read the newest changelog of a job in full if it can have a value above the limit. Return its problem.
+
+    No batch follows such a value, because no load can read it, so earlier changelogs have none. One download, if the
+    changelog has at least `record_bytes` / `_LARGE_SHARE` compressed bytes and its version has no snapshot.
+    """
+    head, limits = chain.head, way.storage.limits
+    entry = chain.files.changelogs.get(head)
+    snapshot = chain.snapshots.get(head)
+    if way.conf != OURS or entry is None or (snapshot is not None and snapshot.is_whole):
+        return None
+    if entry.size_bytes < limits.record_bytes // _LARGE_SHARE:
+        return None
+
+    def read(target: Path) -> None:
+        way.storage.download(entry.path, target)
+        for _ in changes_of(readable(target), entry.path, way.conf, most_record_bytes=limits.record_bytes)[1]:
+            pass
+
+    with tempfile.TemporaryDirectory(prefix="audit-") as name, translated(Path(name)):
+        found = attempt(entry.path, lambda: read(Path(name) / "changelog"))
+    if found is None:
+        return None
+    _refuse_unknown(found)
+    return found
 
 
 def _refuse_unknown(bad: FileProblem) -> None:
@@ -266,7 +298,8 @@ class _Decoding:
 
         def read() -> tuple[Lineage | None, int]:
             self.way.storage.download(store.changelog(version), target)
-            header, pieces = changes_of(readable(target), path, self.way.conf)
+            most_bytes = self.way.storage.limits.record_bytes
+            header, pieces = changes_of(readable(target), path, self.way.conf, most_record_bytes=most_bytes)
             records, rows = 0, self._rows(version)
             for piece in pieces:
                 records += len(piece)

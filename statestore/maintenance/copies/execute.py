@@ -16,12 +16,13 @@ from statestore.errors import (
     StorageError,
 )
 from statestore.format import names
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.format.structure import Structure
 from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
 from statestore.maintenance.copies.plan import ClonePlan
 from statestore.maintenance.pool import in_pool
 from statestore.storage import Storage, at_once
-from statestore.storage.base import MOST_READ_BYTES, changed
+from statestore.storage.base import changed
 
 AT_ONCE = 8
 """Files that are copied at the same time."""

@@ -63,7 +63,7 @@ def rebuild(
                 sources = read(storage, planned, group, machine, folder, spool, call)
             else:
                 sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
-            new = _new(planned, group, sources, folder)
+            new = _new(planned, group, sources, folder, most_record_bytes=storage.limits.record_bytes)
             built = _build(new, spool, group, call, machine.workers if call.is_here else call.workers)
         _require_all_rows(group, sources, [compared for _, compared in built.values()])
         snapshots: RocksDbSnapshots | HdfsSnapshots
@@ -82,10 +82,17 @@ def _processes(group: StoreGroup, machine: Machine) -> int:
     return min(machine.workers, stores, max(1, machine.memory_bytes // _MEMORY_OF_A_PROCESS)) if is_large else 1
 
 
-def _new(planned: RewritePlan, group: StoreGroup, sources: Sequence[Source], folder: Path) -> NewDatabases | NewFiles:
+def _new(
+    planned: RewritePlan, group: StoreGroup, sources: Sequence[Source], folder: Path, *, most_record_bytes: int
+) -> NewDatabases | NewFiles:
     if planned.provider is Provider.ROCKSDB:
         return NewDatabases(folder, _families(group, sources))
-    return NewFiles(folder=folder, codec=planned.codec, row_checksums=planned.conf.row_checksums)
+    return NewFiles(
+        folder=folder,
+        codec=planned.codec,
+        row_checksums=planned.conf.row_checksums,
+        most_record_bytes=most_record_bytes,
+    )
 
 
 def _spool(path: Path, piece_bytes: int, call: Caller) -> AbstractContextManager[Spool]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from statestore.errors import AlreadyExists
 from statestore.format.hdfs_backed import HdfsBackedWriter
+from statestore.format.limits import MOST_RECORD_BYTES
 from statestore.format.names import StorePath
 from statestore.format.state_conf import StateConf
 from statestore.maintenance import snapshot
@@ -21,16 +22,24 @@ _PIECE_ROWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class NewFiles:
-    """The snapshot files of the new partitions, below `folder`. `codec`, `row_checksums`: of the query."""
+    """The snapshot files of the new partitions, below `folder`. `codec`, `row_checksums`: of the query;
+    `most_record_bytes`: of the root."""
 
     folder: Path
     codec: str
     row_checksums: bool
+    most_record_bytes: int = MOST_RECORD_BYTES
 
     def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows into a new file."""
+        """Write the rows into a new file. Raises `TooLarge`."""
         with self.path(target).open("wb") as file:
-            writer = HdfsBackedWriter(file, self.codec, row_checksums=self.row_checksums)
+            writer = HdfsBackedWriter(
+                file,
+                self.codec,
+                row_checksums=self.row_checksums,
+                most_record_bytes=self.most_record_bytes,
+                path=target.folder,
+            )
             while piece := list(islice(rows, _PIECE_ROWS)):
                 writer.append([key for key, _ in piece], [value for _, value in piece])
             writer.finish()

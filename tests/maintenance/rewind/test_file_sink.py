@@ -11,9 +11,9 @@ from statestore import catalog
 from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.file_sink import LOG, parse_entry
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.maintenance.rewind import RewindReason
 from statestore.storage import Kind, Storage
-from statestore.storage.base import MOST_READ_BYTES
 from tests.support.audits import audited
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.file_sinks import CheckpointWithSink

@@ -12,12 +12,11 @@ import pytest
 from statestore.clock import RandomIds
 from statestore.errors import CorruptFile
 from statestore.format import logs, names
-from statestore.format.untrusted import MOST_JSON_BYTES
+from statestore.format.limits import MOST_READ_BYTES
 from statestore.maintenance import quarantine
 from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
 from statestore.maintenance.rewind.sources import data
 from statestore.storage import Storage, open_storage
-from statestore.storage.base import MOST_READ_BYTES
 from tests.support.audits import audited
 from tests.support.clones import cloned
 from tests.support.file_sinks import CheckpointWithSink
@@ -84,7 +83,7 @@ def test_a_rewind_reads_only_the_later_files_of_a_merged_entry(query: Checkpoint
 
 def test_the_record_of_a_rewind_of_very_many_files_can_be_read(tmp_path: Path) -> None:
     root = open_storage(str(tmp_path))
-    order = tuple(f"state/0/{number}/{'x' * 200}.changelog" for number in range(MOST_JSON_BYTES // 200))
+    order = tuple(f"state/0/{number}/{'x' * 200}.changelog" for number in range(MOST_READ_BYTES // 200))
     record = QuarantineRecord(
         position=QueryPosition(3, "a"), rewound={4: "b"}, order=order, file_sink="s3://bucket/output"
     )
