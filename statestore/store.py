@@ -423,6 +423,7 @@ class StateStore:
                     Header(lineage),
                     most_record_bytes=self._storage.limits.record_bytes,
                     path=self._path.changelog(self.next),
+                    root=self._storage.url,
                 ),
                 upload=upload,
             )

@@ -43,7 +43,8 @@ class ChangelogWriter:
     """Encodes and compresses changes into `sink` as they arrive. Memory is bounded by one batch of changes.
 
     Writes v1 if `header.lineage` is None, else v3. Only Spark writes typed records. The constructor raises
-    `LineageCeiling` if the lineage does not fit. `most_record_bytes`: the limit of the readers; `path`: for errors.
+    `LineageCeiling` if the lineage does not fit. `most_record_bytes`: the limit of the readers; `path`, `root`: for
+    errors.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class ChangelogWriter:
         codec: str = "lz4",
         most_record_bytes: int = MOST_RECORD_BYTES,
         path: str | None = None,
+        root: str | None = None,
     ) -> None:
         self._most_record_bytes = most_record_bytes
         self._path = path
+        self._root = root
         self.records = 0
         self.record_bytes = 0
         self._stream = compression.writer(codec, sink)
@@ -103,7 +106,7 @@ class ChangelogWriter:
             f"key {shown} has a value of {sizes[largest] - RECORD_HEAD_BYTES - len(key):,} bytes; with its key it exceeds "
             f"the limit of {self._most_record_bytes:,} bytes and could not be read again; nothing was committed",
             path=self._path,
-            hint=f"make the value smaller, or {how_to_read(int(sizes[largest]))}",
+            hint=f"make the value smaller, or {how_to_read(int(sizes[largest]), root=self._root)}",
         )
         error.key = key
         raise error

@@ -7,6 +7,7 @@ docs/reference/limits.md for all of them.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from statestore.errors import TooLarge
@@ -25,6 +26,9 @@ MOST_READ_BYTES = 64 * _MIB
 
 LARGEST_RECORD_BYTES = 2**31 - 8
 """Spark reads keys and values into arrays of Java, which cannot be larger."""
+
+UNKNOWN_ROOT = "URL"
+"""In the place of the URL of a root in an action."""
 
 RECORD_HEAD_BYTES = 8
 """The lengths of a key and a value, which count to a record."""
@@ -55,16 +59,21 @@ class SizeLimits:
 DEFAULT_LIMITS = SizeLimits()
 
 
-def how_to_read(needed_bytes: int, limit: str = "record") -> str:
-    """Return the action that makes a record, or an object, of this size readable. `limit`: "record" or "object"."""
+def how_to_read(needed_bytes: int, limit: str = "record", *, root: str | None = None) -> str:
+    """Return the action that makes a record, or an object, of this size readable.
+
+    limit  "record" or "object"
+    root   the URL of the root; None if it is unknown
+    """
     mib = next((2**power for power in range(3, 12) if 2**power * _MIB >= needed_bytes), None)
     if mib is None or needed_bytes > LARGEST_RECORD_BYTES:
         return f"no limit can be raised above {LARGEST_RECORD_BYTES:,} bytes"
     # The largest limit is a few bytes below 2,048 MiB.
-    mib = min(mib, LARGEST_RECORD_BYTES // _MIB)
+    size = f"{mib} * 1024**2" if mib * _MIB <= LARGEST_RECORD_BYTES else str(LARGEST_RECORD_BYTES)
+    spec = f"StorageSpec({UNKNOWN_ROOT if root is None else json.dumps(root)}, limits=SizeLimits({limit}_bytes={size}))"
     return (
         f"raise the limit to {mib:,} MiB. On the command line: --{limit}-mib {mib}. In statekeeper.toml: limits = "
-        f"{{ {limit}_mib = {mib} }}. In a job: root=StorageSpec(URL, limits=SizeLimits({limit}_bytes={mib} * 1024**2))"
+        f"{{ {limit}_mib = {mib} }}. In a job: root={spec}"
     )
 
 

@@ -11,7 +11,7 @@ from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, 
 from statestore.format.changelog import Changes
 from statestore.format.names import EMPTY, VersionId
 from statestore.format.snapshot import SnapshotMetadata
-from statestore.format.state_conf import StateConf
+from statestore.format.state_conf import OURS, StateConf
 from statestore.lineage import LoadPlan, LocalCopy
 from statestore.loading.changelogs import Changelogs
 from statestore.loading.key_count import KeyCount
@@ -129,9 +129,9 @@ class Replay:
                 self.changelogs.fetch(before, [version])
                 self.changelogs.check(version)
             except (ObjectMissing, CorruptFile) as error:
-                return self.request.unreadable(version, error, skipped=self.skipped)
+                return self.request.unreadable(version, error, skipped=self.skipped, of_job=self.conf == OURS)
         culprit = next((version for version in replay if store.changelog(version) == seen.path), replay[0])
-        return self.request.unreadable(culprit, seen, skipped=self.skipped)
+        return self.request.unreadable(culprit, seen, skipped=self.skipped, of_job=self.conf == OURS)
 
 
 def _key_count(base: SnapshotMetadata | None) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from statestore.errors import CorruptFile, ObjectMissing, RecordTooLarge, VersionNotLoadable
 from statestore.format.batch_log import object_of
+from statestore.format.limits import UNKNOWN_ROOT
 from statestore.format.names import StorePath, VersionId
 
 
@@ -41,17 +42,22 @@ class LoadRequest:
         )
 
     def unreadable(
-        self, culprit: VersionId, error: ObjectMissing | CorruptFile, *, skipped: Collection[str] = ()
+        self,
+        culprit: VersionId,
+        error: ObjectMissing | CorruptFile,
+        *,
+        skipped: Collection[str] = (),
+        of_job: bool = True,
     ) -> VersionNotLoadable:
         """The error for a changelog that cannot be read. One with a value above the limit is intact: no backup helps, but
-        a larger limit does."""
+        a larger limit does. `of_job`: a native query has no such limit, and needs no rewind."""
         if not isinstance(error, RecordTooLarge):
             return self.not_loadable(culprit, error.what, skipped=skipped)
         batch = culprit.version - 2
         back = (
             f". Or stop the query, and go back to batch {batch}: statekeeper rewind {self.root} --to-batch {batch}"
-            if batch >= 0
+            if of_job and batch >= 0
             else ""
         )
-        raised = (error.hint or "").replace("StorageSpec(URL,", f'StorageSpec("{self.root}",')
+        raised = (error.hint or "").replace(f"StorageSpec({UNKNOWN_ROOT},", f'StorageSpec("{self.root}",')
         return self.not_loadable(culprit, error.what, skipped=skipped, action=f"{raised}{back}")

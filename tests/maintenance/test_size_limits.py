@@ -30,7 +30,7 @@ from statestore.format.types import MOST_LEVELS, arrow_schema, spark_schema_json
 from statestore.lineage import MOST_REPLAYED
 from statestore.maintenance import audit
 from statestore.maintenance.audit import judge
-from statestore.maintenance.config import load, with_options_of
+from statestore.maintenance.config import bytes_of_mib, load, with_options_of
 from statestore.maintenance.rewrites.hdfs_snapshots import NewFiles
 from statestore.storage import SizeLimits, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
@@ -74,7 +74,7 @@ def test_a_value_that_no_load_could_read_is_not_committed(tmp_path: Path, struct
     assert "limit of 8,388,608 bytes" in refused.value.what
     assert str(refused.value.path).startswith("state/0/3/2")
     assert "--record-mib 16" in str(refused.value.hint)
-    assert "SizeLimits(record_bytes=16 * 1024**2)" in str(refused.value.hint)
+    assert f'StorageSpec("{here.storage.url}", limits=SizeLimits(record_bytes=16 * 1024**2))' in str(refused.value.hint)
     assert [entry.path for entry in here.storage.list("")] == before
 
 
@@ -180,6 +180,16 @@ def test_an_invalid_limit_is_bad_configuration(tmp_path: Path, value: str) -> No
     file.write_text(f'[roots.a]\nurl = "a"\nlimits = {{ record_mib = {value} }}\n')
     with pytest.raises(BadConfiguration, match=r"roots\.a\.limits\.record_mib"):
         load(file)
+
+
+@pytest.mark.parametrize("needed", [1, 8 * MIB, 8 * MIB + 1, 1500 * MIB, limits.LARGEST_RECORD_BYTES])
+def test_the_advised_limit_suffices_and_is_valid(needed: int) -> None:
+    action = limits.how_to_read(needed, root="s3://bucket/root")
+    mib = int(action.partition("--record-mib ")[2].partition(".")[0])
+    assert needed <= SizeLimits(record_bytes=bytes_of_mib(mib)).record_bytes
+    spec = eval(action.partition("root=")[2], {"StorageSpec": StorageSpec, "SizeLimits": SizeLimits})
+    assert spec.url == "s3://bucket/root"
+    assert needed <= spec.limits.record_bytes
 
 
 def test_limits_are_within_their_ranges() -> None:
