@@ -188,7 +188,13 @@ def test_each_verb_and_each_option_is_in_the_reference(site: Path) -> None:
 
 def test_each_documented_configuration_key_exists(tmp_path: Path, generate: ModuleType) -> None:
     file = tmp_path / config.FILE_NAME
-    values = {"duration": '"1h"', "whole number": "7", "text": '"state"', "table of texts": "{}"}
+    values = {
+        "duration": '"1h"',
+        "whole number": "7",
+        "text": '"state"',
+        "table of texts": "{}",
+        "table of whole numbers": "{ record_mib = 8, object_mib = 64 }",
+    }
     lines = [
         f"{key} = {values.get(kind, 'mode')}".replace("= mode", '= "observe"')
         for key, kind, _, _ in generate.configuration_keys()
