@@ -20,7 +20,7 @@ from tests.support.unpacked import unpacked
 
 FOLDER = Path(__file__).parent / "fixtures" / "odd_queries"
 FORMS = sorted(path.stem.removeprefix("spark-4.2.0-") for path in FOLDER.glob("*.zip"))
-FEWEST = 17
+FEWEST = 19
 STATELESS = ("asynchronous", "continuous", "stateless", "stateless-v2")
 UNCOMMITTED = [form for form in FORMS if form.endswith(("no-batches", "just-started", "first-batch-uncommitted"))]
 STORES = {
@@ -32,6 +32,8 @@ STORES = {
     "v1-never-any-rows": 2,
     "v1-of-all-rows": 2,
     "v2-of-all-rows": 2,
+    "v1-kryo": 2,
+    "v2-kryo": 2,
 }
 
 Written = Callable[[str], Path]
