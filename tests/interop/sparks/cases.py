@@ -38,6 +38,10 @@ _NO_READER = (("3.5", "1"), ("4.0", "2"))
 _REWOUND_BATCHES = 3
 _CLONED_BATCHES = 2
 _REPARTITIONED = ("aggregation", "transformWithState", "join 2", "two operators")
+_UPGRADED = ("aggregation", "sessions", "two operators")
+"""Operators that a later Spark continues after each verb, not only after snapshots."""
+_FIRST, _LATER = "3.5", "4.2"
+"""The releases of these cases. The first one writes no operator metadata."""
 _PARTITIONS = 3
 _ONLY_ROCKSDB = ("join 3", "join 4", "transformWithState")
 
@@ -118,10 +122,19 @@ def all_cases() -> Iterator[Case]:
                 later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to, structure)]
                 for to in later:
                     yield Case(group, Kind.UPGRADE, to)
+                if (minor, structure) == (_FIRST, "1") and operator in _UPGRADED:
+                    yield from _upgraded(group)
                 if (minor, structure) == ("4.0", "2"):
                     refused = Group(minor, structure, operator, own_snapshots=True)
                     for to in later:
                         yield Case(refused, Kind.REPAIR, to)
+
+
+def _upgraded(group: Group) -> Iterator[Case]:
+    """Yield the cases in which Statekeeper changes a checkpoint of the first release and a later release continues."""
+    for kind in (Kind.CLONE, Kind.MIRROR, Kind.REWIND, Kind.RESCALE, Kind.EDIT, Kind.SWITCH):
+        yield Case(group, kind, _LATER)
+    yield Case(replace(group, provider=Provider.HDFS_BACKED.value), Kind.CONVERT, _LATER)
 
 
 class Origin:
@@ -174,7 +187,8 @@ class Origin:
     def _switch(self, to: str) -> None:
         """Switch, run the other batches as the twin does, and switch back. The reader shows the same state each time."""
         here = Structure(f"v{self.group.structure}")
-        for_spark = ["--for-spark", to] if to in ("4.0", "4.1") else []
+        # A checkpoint of 3.5, 4.0 or 4.1 does not show which release continues it.
+        for_spark = ["--for-spark", to] if min(to, self.group.minor) < "4.2" else []
         for structure, expected in ((here.other, self.twin.middle), (here, self.twin.end)):
             twins.switch(self.query, structure, self.folder, *for_spark)
             self.query.spark = self.sparks.get(to, structure.value[1:])
