@@ -197,6 +197,8 @@ def heads_at(storage: Storage, batch: int) -> Heads:
 
 def _not_committed(batch: int, batches: Collection[int]) -> VersionNotLoadable:
     there = f"batches {min(batches)} to {max(batches)}" if batches else "no batch"
+    if batches and len(batches) <= max(batches) - min(batches):
+        there = f"{len(batches)} of the {there}"
     return VersionNotLoadable(
         f"version {batch + 1} (batch {batch}) is not committed and cannot be loaded",
         path=names.commits(batch),

@@ -11,7 +11,7 @@ only the offsets of batch N. This module reads nothing: its functions take what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -76,11 +76,16 @@ def way(
     return None if is_lost or any(batch >= first for first in entries) else Way.REWIND
 
 
-def lost_offsets(batch: int, files: Mapping[str, Entry], origin: Origin = Origin.NATIVE) -> Iterator[FileProblem]:
-    """Yield the offsets that a start after a batch reads and that are missing or empty. `batch`: the newest batch of a copy
-    or after a rewind; `files`: by path."""
-    for one in sorted(offsets_read(batch, batch, origin)):
+def lost_offsets(batch: int, files: Mapping[str, Entry], *, has_state: bool = True) -> Iterator[FileProblem]:
+    """Yield the offsets that a start after a batch reads and that are missing or empty.
+
+    `batch`: the newest batch of a copy or after a rewind; `files`: by path; `has_state`: whether the query has state. With
+    asynchronous progress tracking, a query without state logs only some batches: of these it has offsets and a commit.
+    """
+    for one in sorted(offsets_read(batch, batch)):
         path = names.offsets(one)
+        if not has_state and one != batch and names.commits(one) not in files:
+            continue
         if path not in files:
             yield FileProblem(path, Flaw.MISSING, "is missing")
         elif files[path].size_bytes == 0:
@@ -96,12 +101,20 @@ class LostEntries:
     problem: FileProblem
 
 
-def lost_entries(positions: Positions, files: Mapping[str, Entry]) -> Iterator[LostEntries]:
-    """Yield the entries in the logs of file sources that a start reads and that are missing or empty, newest first in each
-    folder.
+def _is_empty(entry: Entry) -> FileProblem | None:
+    return None if entry.size_bytes else FileProblem(entry.path, Flaw.CORRUPT, "is empty")
 
-    `positions`: of the newest offsets; `files`: by path. Spark reads all entries from the newest compaction on, also those
-    that no batch has read yet. The root of a job has no such logs: they are in the job's outer checkpoint.
+
+def lost_entries(
+    positions: Positions,
+    files: Mapping[str, Entry],
+    problem_of: Callable[[Entry], FileProblem | None] = _is_empty,
+) -> Iterator[LostEntries]:
+    """Yield the entries in the logs of file sources that a start reads and that are missing or damaged. Newest first.
+
+    `positions`: of the newest offsets; `files`: by path; `problem_of`: finds the damage of an entry. Spark reads all entries
+    from the newest compaction on, also those that no batch has read yet. The root of a job has no such logs: they are in
+    the job's outer checkpoint.
     """
     if names.BINDING in files:
         return
@@ -125,8 +138,8 @@ def lost_entries(positions: Positions, files: Mapping[str, Entry]) -> Iterator[L
                 yield LostEntries(folder, first, FileProblem(path, Flaw.MISSING, text))
             if number < 0:
                 break
-            if held[number].size_bytes == 0:
-                yield LostEntries(folder, number, FileProblem(held[number].path, Flaw.CORRUPT, "is empty"))
+            if (problem := problem_of(held[number])) is not None:
+                yield LostEntries(folder, number, problem)
             if _is_compaction(held[number].path):
                 break
             expected = number - 1

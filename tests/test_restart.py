@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statestore import restart
+from statestore.file_problem import FileProblem, Flaw
 from statestore.format.file_source import Positions
 from statestore.origin import Origin
 from statestore.restart import Way
@@ -69,6 +70,24 @@ def test_a_source_needs_all_entries_since_its_newest_compaction() -> None:
     assert _lost("0", "1", "2", read=1, empty="2") == [(2, "is empty")], (
         "Spark also reads entries that no batch has read"
     )
+
+
+def test_an_entry_counts_as_lost_if_its_content_is_damaged() -> None:
+    files = {f"sources/0/{number}": Entry(f"sources/0/{number}", 9, None) for number in range(3)}
+
+    def problem_of(entry: Entry) -> FileProblem | None:
+        return FileProblem(entry.path, Flaw.CORRUPT, "was cut") if entry.path.endswith("1") else None
+
+    [lost] = restart.lost_entries(Positions({"0": 2}), files, problem_of)
+    assert (lost.first, str(lost.problem)) == (1, "sources/0/1: was cut")
+
+
+def test_a_query_without_state_may_log_only_some_batches() -> None:
+    files = {path: Entry(path, 9, None) for path in ("offsets/2", "offsets/4", "commits/2", "commits/4")}
+    assert list(restart.lost_offsets(4, files, has_state=False)) == []
+    assert [lost.path for lost in restart.lost_offsets(4, files)] == ["offsets/3"]
+    files["commits/3"] = Entry("commits/3", 9, None)
+    assert [lost.path for lost in restart.lost_offsets(4, files, has_state=False)] == ["offsets/3"]
 
 
 def test_a_position_in_untrusted_bytes_costs_no_time() -> None:

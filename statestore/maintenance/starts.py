@@ -14,11 +14,17 @@ from statestore.storage import Entry
 
 
 def lost_logs(
-    batch: int, files: Mapping[str, Entry], positions: Positions, *, copied: Mapping[str, Entry] | None = None
+    batch: int,
+    files: Mapping[str, Entry],
+    positions: Positions,
+    *,
+    has_state: bool,
+    copied: Mapping[str, Entry] | None = None,
 ) -> Iterator[RefusedAsUnsafe]:
     """Yield the logs that a start after a batch needs and that are missing or empty: offsets, and entries of file sources
-    up to `positions`. `files`: of the checkpoint, by path; `copied`: those that its copy has already."""
-    for problem in restart.lost_offsets(batch, files):
+    up to `positions`. `files`: of the checkpoint, by path; `has_state`: whether the query has state; `copied`: files
+    that a copy of the checkpoint has already."""
+    for problem in restart.lost_offsets(batch, files, has_state=has_state):
         yield RefusedAsUnsafe(
             f"{problem.text}; Spark cannot start after batch {batch} without it",
             path=problem.path,

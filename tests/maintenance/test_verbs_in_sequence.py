@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF
 from statestore.maintenance.audit import FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
 from tests.support.commands import statekeeper
 from tests.support.damage import LOST_LOGS, REPAIRED, cut, deleted
 from tests.support.dumped import dumped
+from tests.support.maintainers import MAINTAINER
+from tests.support.sparks_checkpoints import commit, describe
 from tests.support.unpacked import unpacked
 from tests.support.written import written_checkpoints
 
@@ -97,6 +100,23 @@ def test_a_copy_after_a_rescale_is_clean_and_can_be_rescaled_and_rewound(tmp_pat
     assert _rows(copy) == before
 
 
+def _id() -> str:
+    return MAINTAINER.ids.fresh()
+
+
+def test_commits_between_two_rescales_are_compared_with_the_partitions_of_their_own_batches(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    describe(storage)
+    for batch, partitions in enumerate([1, 3, 3, 1, 1, 1]):
+        conf = {**STATE_CONF, SHUFFLE_PARTITIONS: str(partitions)}
+        commit(storage, batch, [_id() for _ in range(partitions)], conf)
+    kinds = {finding.kind for finding in judge(gather(storage)).findings}
+    assert FindingKind.COMMIT_AT_ODDS not in kinds
+    commit(storage, 2, [_id(), _id()], {**STATE_CONF, SHUFFLE_PARTITIONS: "3"})
+    [finding] = (one for one in judge(gather(storage)).findings if one.kind is FindingKind.COMMIT_AT_ODDS)
+    assert finding.file == "commits/2"
+
+
 def test_lost_files_of_a_removed_partition_are_a_warning_about_rewinds(tmp_path: Path) -> None:
     checkpoint = _checkpoint("v1-aggregation", tmp_path)
     _rescaled(checkpoint, 1)
@@ -118,6 +138,28 @@ def test_a_rewind_to_a_batch_in_v1_is_possible_after_a_switchover_and_the_way_ba
     _assert_clean(checkpoint, tmp_path / "scratch")
     _run("rewind", twin, "--to-batch", "1", *APPLY)
     assert _rows(checkpoint) == _rows(twin)
+
+
+def test_after_the_way_back_to_v1_a_rewind_to_a_batch_in_v2_names_a_switchover_that_makes_it_possible(
+    tmp_path: Path,
+) -> None:
+    checkpoint, twin = _checkpoint("v2-aggregation", tmp_path / "one"), _checkpoint("v2-aggregation", tmp_path / "twin")
+    _run("switch", checkpoint, "--to", "v1", *APPLY)
+    assert "switch back first: statekeeper switch" in _run("rewind", checkpoint, "--to-batch", "0", exit_code=3)
+    _run("switch", checkpoint, "--to", "v2", "--for-spark", "4.2", *APPLY)
+    _run("rewind", checkpoint, "--to-batch", "0", *APPLY)
+    _assert_clean(checkpoint, tmp_path / "scratch")
+    _run("rewind", twin, "--to-batch", "0", *APPLY)
+    assert _rows(checkpoint) == _rows(twin)
+
+
+@pytest.mark.parametrize("verb", ["clone", "mirror", "rewind"])
+def test_a_query_without_state_that_logs_only_some_batches_is_copied_and_rewound(tmp_path: Path, verb: str) -> None:
+    odd = Path(__file__).parents[1] / "fixtures" / "odd_queries" / "spark-4.2.0-asynchronous.zip"
+    checkpoint, copy = unpacked(odd, tmp_path), tmp_path / "copy"
+    arguments = ("rewind", checkpoint, "--to-batch", "2", *APPLY) if verb == "rewind" else (verb, checkpoint, copy)
+    _run(*arguments)
+    _assert_clean(checkpoint if verb == "rewind" else copy)
 
 
 # -- lost logs ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -12,13 +13,14 @@ from statestore import catalog, restart, stateless, switch_journal
 from statestore.binding import Binding, read_binding
 from statestore.catalog import StoreFiles
 from statestore.engine.local_errors import translated
-from statestore.errors import CorruptFile, UnknownFormatVersion
+from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import file_source, logs, names, names_in_spark, operators
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, StoreInfo
 from statestore.format.provider import Provider, provider_of
 from statestore.format.state_conf import OURS, StateConf, state_conf
+from statestore.format.untrusted import BAD_VALUES, parsed_json
 from statestore.later_schemas import OlderSchemas
 from statestore.maintenance import hidden_checksums, moved, quarantine, skipped_batches, time_line, verification
 from statestore.maintenance.audit import checksums, commits, settings
@@ -29,7 +31,7 @@ from statestore.maintenance.skipped_batches import SkippedBatches
 from statestore.origin import Origin, origin_among
 from statestore.restart import LostEntries
 from statestore.stateless import Stateless
-from statestore.storage import Entry, Storage, at_once, is_hidden, list_members
+from statestore.storage import Entry, Storage, at_once, is_hidden, list_members, read_lines
 from statestore.switch_journal import Begun, OpenJournal
 
 _NEWEST_OFFSETS = 2
@@ -65,11 +67,13 @@ def gather(
     state = [entry for entry in listed if not is_hidden(entry.path)]
     if origin is Origin.NATIVE:
         log = settings.checked(storage, log, batches, state)
-        log = _with_lost_entries(storage, log, batches)
+        log = _with_lost_entries(storage, log, batches, deep=scratch is not None)
     members = list_members(storage, listed=control)
     provider = _provider(log, origin)
     files = catalog.with_members(members, state, provider)
     log = commits.with_commits(storage, log, batches, files)
+    if len({commits.widths(commit) for commit in log.readable.values()}) > 1:
+        log = _with_offsets(storage, log, log.offsets)  # the query was repartitioned, maybe there and back
     without_state = None if listed or origin is Origin.OWN else _stateless(log)
     # Raises for a state store provider of another library.
     conf, codec = _conf(log, has_state=origin is Origin.NATIVE and without_state is None)
@@ -157,14 +161,16 @@ def _skipped(
     return skipped_batches.find(rewinds, committed=log.commits, begun=log.offsets, newest_version=newest)
 
 
-def _with_lost_entries(storage: Storage, log: LogFacts, committed: Sequence[int]) -> LogFacts:
-    """Add the lost entries in the logs of file sources. One listing; if entries are lost, all offsets are read."""
+def _with_lost_entries(storage: Storage, log: LogFacts, committed: Sequence[int], *, deep: bool) -> LogFacts:
+    """Add the lost entries in the logs of file sources. One listing; if entries are lost, all offsets are read; if `deep`,
+    the entries since the newest compaction, too."""
     read = log.offsets_readable
     if not read:
         return log
     files = {entry.path: entry for entry in storage.list(names.SOURCES)}
     newest = read[max(read)]
-    lost = tuple(restart.lost_entries(file_source.positions(newest, newest, files), files))
+    damage = {"problem_of": partial(_problem_of_entry, storage)} if deep else {}
+    lost = tuple(restart.lost_entries(file_source.positions(newest, newest, files), files, **damage))
     if not lost:
         return log
     log = _with_offsets(storage, log, log.offsets)
@@ -178,6 +184,23 @@ def _with_lost_entries(storage: Storage, log: LogFacts, committed: Sequence[int]
         return min(readers, default=max((*log.offsets, *committed), default=-1) + 1)
 
     return replace(log, lost_entries=tuple((one, needed_from(one)) for one in lost))
+
+
+def _problem_of_entry(storage: Storage, entry: Entry) -> FileProblem | None:
+    """Read an entry of a file source in full. Returns its damage. Other sources have other formats: these are not read."""
+    number = 0
+    try:
+        for number, line in enumerate(read_lines(storage, entry.path), 1):
+            if number == 1 and not line.startswith(b"v"):
+                return None if entry.size_bytes else FileProblem(entry.path, Flaw.CORRUPT, "is empty")
+            if number > 1:
+                parsed_json(line)
+    except BAD_VALUES as error:
+        return FileProblem(entry.path, Flaw.CORRUPT, f"has a line {number} that is not valid JSON: {error}")
+    except (ObjectMissing, CorruptFile) as error:
+        return FileProblem(entry.path, Flaw.of(error), error.what)
+    # Spark writes an entry only if it has files.
+    return None if number > 1 else FileProblem(entry.path, Flaw.CORRUPT, "has no file: it was cut")
 
 
 def _with_offsets(storage: Storage, log: LogFacts, batches: Iterable[int]) -> LogFacts:

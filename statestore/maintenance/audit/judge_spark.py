@@ -410,7 +410,11 @@ def unproven(facts: AuditFacts) -> Iterator[str]:
         )
     if facts.root.provider is Provider.HDFS_BACKED and facts.deep:
         yield "the checksum files (.crc) that Spark 4.1 writes beside snapshots were not compared"
-    yield ("the progress files of sources (sources/) were not read: each source has its own format")
+    yield "the progress files of sources (sources/) were " + (
+        "read only of file sources: each source has its own format"
+        if facts.deep
+        else "compared with the offsets only by name: --deep reads those of file sources"
+    )
     unread = sorted(bad.path for bad in facts.root.layouts.values() if isinstance(bad, FileProblem))
     if unread and facts.deep:
         yield f"rows were not decoded, because these schemas cannot be read: {', '.join(unread[:5])}"

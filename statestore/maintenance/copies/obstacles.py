@@ -19,7 +19,13 @@ def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[State
     yield from not_loadable(gathered)
     if gathered.binding is None:
         # A mirror keeps entries of sources that its source has lost since.
-        yield from lost_logs(gathered.batch, gathered.source, gathered.positions, copied=gathered.existing)
+        yield from lost_logs(
+            gathered.batch,
+            gathered.source,
+            gathered.positions,
+            has_state=bool(gathered.chains),
+            copied=gathered.existing,
+        )
     yield from _too_large(gathered, files)
 
 

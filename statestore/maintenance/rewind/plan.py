@@ -140,7 +140,12 @@ def plan(gathered: RewindFacts, *, query_id: str | None, sink: FileSinkLog | Non
         refusals=(
             *_of_structures(gathered),
             *_not_loadable(gathered),
-            *lost_logs(gathered.batch, gathered.files, gathered.positions),
+            *lost_logs(
+                gathered.batch,
+                gathered.files,
+                gathered.positions,
+                has_state=bool(gathered.heads.heads) or gathered.binding is not None,
+            ),
         ),
     )
 
