@@ -112,9 +112,9 @@ def lost_entries(
 ) -> Iterator[LostEntries]:
     """Yield the entries in the logs of file sources that a start reads and that are missing or damaged. Newest first.
 
-    `positions`: of the newest offsets; `files`: by path; `problem_of`: finds the damage of an entry. Spark reads all entries
-    from the newest compaction on, also those that no batch has read yet. The root of a job has no such logs: they are in
-    the job's outer checkpoint.
+    `positions`: of the newest offsets; `files`: by path; `problem_of`: finds the damage of an entry. Spark reads all
+    entries from the newest compaction on, also those that no batch has read yet. The root of a job has no such logs: they
+    are in the job's outer checkpoint.
     """
     if names.BINDING in files:
         return
