@@ -49,7 +49,7 @@ from statestore.storage.ownership import Ownership
 from statestore.storage.posix import NO_LINK, file_system, flush, hard_link, opened
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_DENIED = {errno.EACCES, errno.EPERM}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FOLDERS = threading.Lock()
 """Held while a folder is created: a folder inside it copies its owner and mode, so these must be set first."""
@@ -384,6 +384,12 @@ def translate(error: OSError, shown: str) -> StorageError:
     """Return the library's error for an error of the operating system about the file `shown`."""
     if error.errno in _MISSING:
         return _missing(shown)
+    if error.errno == errno.EROFS:
+        return AccessDenied(
+            "is on a file system that is mounted read-only; nothing was written",
+            path=shown,
+            hint="mount the file system with write access, then run this command again",
+        )
     if error.errno in _DENIED:
         return AccessDenied("permission denied", path=shown, hint="check the owner and mode of root and file")
     if error.errno in _FULL:

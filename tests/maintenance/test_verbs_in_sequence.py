@@ -162,6 +162,22 @@ def test_a_query_without_state_that_logs_only_some_batches_is_copied_and_rewound
     _assert_clean(checkpoint if verb == "rewind" else copy)
 
 
+def test_a_partition_behind_a_symbolic_link_is_not_called_missing(tmp_path: Path) -> None:
+    checkpoint = _checkpoint("v1-aggregation", tmp_path)
+    (checkpoint / "state/0/1").rename(tmp_path / "elsewhere")
+    (checkpoint / "state/0/1").symlink_to(tmp_path / "elsewhere")
+    found = judge(gather(open_storage(str(checkpoint))))
+    [error] = [one for one in found.findings if one.severity is Severity.ERROR]
+    assert (error.kind, error.file) == (FindingKind.STORE_NOT_AUDITED, "state/0/1")
+    assert "symbolic link" in error.problem
+    assert error.action == "stop the query, and replace the link by the folder to which it leads"
+    assert "backup" not in error.action
+    assert found.restart.batch is None, "the partition was not read"
+    (checkpoint / "state/0/1").unlink()
+    (tmp_path / "elsewhere").rename(checkpoint / "state/0/1")
+    _assert_clean(checkpoint)
+
+
 # -- lost logs ---------------------------------------------------------------------------------------------------------
 
 

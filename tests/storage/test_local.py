@@ -128,7 +128,7 @@ def test_a_folder_in_place_of_a_file_is_never_replaced(storage: Storage) -> None
         (errno.ENOSPC, StorageError, "no space is left"),
         (errno.EDQUOT, StorageError, "no space is left"),
         (errno.EACCES, AccessDenied, "permission denied"),
-        (errno.EROFS, AccessDenied, "permission denied"),
+        (errno.EROFS, AccessDenied, "mounted read-only"),
         (errno.EIO, StorageError, "Input/output error"),
     ],
 )

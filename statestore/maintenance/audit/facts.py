@@ -218,10 +218,11 @@ class StoreAuditFacts:
 
 @dataclass(frozen=True)
 class NotAudited:
-    """A store that cannot be audited, and the reason."""
+    """A store that cannot be audited, and the reason. `action`: the next step; None if other findings name it."""
 
     store: StorePath
     problem: FileProblem
+    action: str | None = None
 
 
 @dataclass(frozen=True)

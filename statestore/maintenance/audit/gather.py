@@ -114,6 +114,7 @@ def gather(
         conf=conf,
         hidden=kept_hidden,
         with_families=with_families,
+        omitted=root.omitted,
         readable=log.readable.keys(),
         reads=reads,
         layouts=root.layouts,

@@ -28,6 +28,7 @@ _NO_CHECKSUM = (
 )
 _BYTES_NOT_READ = "the contents of changelogs, snapshots and SST files were not read: --deep reads every byte"
 _NO_STORE = "the checkpoint has no store: the query has no stateful operators, or its state was deleted"
+_AFTER_OTHERS = "resolve the other findings, then run: statekeeper audit ROOT"
 _SCANNED = (
     "a full scan verified the block checksums of SST files; filter blocks, which only point lookups read, were not "
     "verified"
@@ -198,7 +199,7 @@ def _not_audited(store: NotAudited) -> Finding:
         file=store.problem.path,
         problem=store.problem.text,
         meaning="no version of this store was audited",
-        action=actions.UPGRADE if unknown else "resolve the other findings, then run: statekeeper audit ROOT",
+        action=actions.UPGRADE if unknown else store.action or _AFTER_OTHERS,
     )
 
 

@@ -27,7 +27,8 @@ from statestore.maintenance.audit import checksums
 from statestore.maintenance.audit.facts import Decoded, Layout, NotAudited, Refused, StoreAuditFacts, StoreKind, attempt
 from statestore.maintenance.audit.rows import RowCheck
 from statestore.maintenance.verification import Reads
-from statestore.storage import Storage
+from statestore.storage import Omitted, Storage
+from statestore.storage.paths import is_below
 
 _ERRORS_OF_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
 _MEANINGS_OF_ROCKSDB = {
@@ -49,6 +50,7 @@ class Way:
 
     scratch          see `gather`
     hidden           files that a plain listing omits
+    omitted          entries that the listing of `state/` has omitted, such as links
     readable         the batches whose commits can be read
     with_families    operators whose stores have column families
     reads            the record of files that were read in full
@@ -60,6 +62,7 @@ class Way:
     conf: StateConf
     hidden: frozenset[str] = frozenset()
     with_families: frozenset[int] = frozenset()
+    omitted: tuple[Omitted, ...] = ()
     readable: Collection[int] = frozenset()
     reads: Reads = field(default_factory=dict)
     layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
@@ -73,6 +76,10 @@ def gather_store(
     Requests: the start of its newest changelog, or all of a large one of a job; one for each snapshot on the chain; one if
     the commit log and the lineage do not reach a base. Raises `LocalStateError`.
     """
+    linked = [one for one in way.omitted if one.shown == store.folder or is_below(store.folder, one.shown)]
+    if linked and not files.entries:
+        problem = FileProblem(linked[0].shown, Flaw.MISMATCH, f"is not read: {linked[0].reason}")
+        return NotAudited(store, problem, "stop the query, and replace the link by the folder to which it leads")
     if not committed:
         return NotAudited(store, FileProblem(store.folder, Flaw.MISMATCH, "is not named by any readable commit"))
     try:

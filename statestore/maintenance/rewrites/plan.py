@@ -191,7 +191,9 @@ def _of_rescale(facts: RewriteFacts, goal: Rescale) -> Iterator[str]:
             "ROOT --to rocksdb"
         )
     for operator in facts.operators:
-        yield from (rules.what for rules in operator.rules.values() if isinstance(rules, StatekeeperError))
+        for rules in operator.rules.values():
+            if isinstance(rules, StatekeeperError):
+                yield f"{rules.what}: {rules.hint}" if rules.hint else rules.what
 
 
 def _width(facts: RewriteFacts) -> int:
@@ -229,7 +231,8 @@ def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
     for operator in facts.operators:
         for name, encoding in operator.encodings.items():
             if isinstance(encoding, StatekeeperError):
-                yield f"operator {operator.operator} ({operator.name or 'unnamed'}), store {name}: {encoding.what}"
+                hint = f": {encoding.hint}" if encoding.hint else ""
+                yield f"operator {operator.operator} ({operator.name or 'unnamed'}), store {name}: {encoding.what}{hint}"
 
 
 def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
