@@ -23,6 +23,7 @@ from statestore.maintenance.config import MirrorPolicy
 from statestore.maintenance.mirrors import Lag
 from statestore.maintenance.passes import RetentionPass, SnapshotPass
 from statestore.maintenance.switchover import OpenJournal
+from statestore.redaction import printable
 
 _LOGS = frozenset(
     {
@@ -144,7 +145,7 @@ def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult
         check_name=TAIL_IS_SHORT.name,
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
-        description=description if passed else with_next(description, query.command("inspect")),
+        description=printable(description) if passed else with_next(description, query.command("inspect")),
         metadata=_figures({"longest_tail": longest, "allowed": allowed, "unloadable_stores": len(unloadable)}),
     )
 
@@ -190,7 +191,7 @@ def mirror_is_fresh(lag: Lag | None, error: StatekeeperError | None, query: Open
         check_name=MIRROR_IS_FRESH.name,
         passed=passed,
         severity=dg.AssetCheckSeverity.WARN,
-        description=description if passed else with_next(description, query.command("mirror")),
+        description=printable(description) if passed else with_next(description, query.command("mirror")),
         metadata=_figures(values),
     )
 
@@ -276,7 +277,7 @@ def describe(findings: Sequence[Finding], command: str) -> str:
 
 def with_next(description: str, command: str) -> str:
     """Append the next command to a description."""
-    return f"{description.removesuffix('.')}. Next: {command}"
+    return f"{printable(description).removesuffix('.')}. Next: {command}"
 
 
 def _figures(values: dict[str, metadata.Figure]) -> dict[str, dg.MetadataValue]:

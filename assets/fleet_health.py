@@ -12,10 +12,12 @@ from assets.retention import retention
 from assets.sources import GROUP, OWNERS
 from resources.fleet import Fleet
 from statestore.clock import SystemClock
+from statestore.durations import utc
 from statestore.errors import StatekeeperError
 from statestore.maintenance import health
 from statestore.maintenance.audit import Severity
 from statestore.maintenance.health import Health
+from statestore.redaction import printable
 from statestore.storage import at_once
 
 _LAST_CLEAN = "last_clean_audits"
@@ -111,7 +113,7 @@ def of_fleet(facts: FleetFacts, clean: Mapping[str, float], now_seconds: float) 
     """Sums and maxima under constant labels, the table and a picture. `clean`: see `last_clean`."""
     rows = facts.rows
     ages = {name: max(0, round(now_seconds - at)) for name, at in clean.items()}
-    dates = {name: metadata.utc(at) for name, at in clean.items()}
+    dates = {name: utc(at) for name, at in clean.items()}
     left = [one.least_commits_left for one in rows.values() if one.least_commits_left is not None]
     # Findings come first: Dagster cuts wide tables off.
     columns = {"query": "string", "version": "int", "errors": "int", "warnings": "int", "stores": "int"}
@@ -178,7 +180,7 @@ def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = (
         check_name=ALL_QUERIES_HEALTHY.name,
         passed=not unhealthy and bool(facts.rows),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}",
+        description=printable(named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}"),
         metadata={"queries": len(facts.rows), "queries_with_findings": len(unhealthy)},
     )
 

@@ -7,10 +7,10 @@ import dagster as dg
 from dagster import DagsterRunStatus
 from pydantic import Field
 
-from assets import metadata
 from resources.fleet import FLEET_TAG, Fleet
 from resources.worker import delete_dead_locks
 from statestore.clock import SystemClock
+from statestore.durations import utc
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _AT_A_TIME = 100
@@ -30,7 +30,7 @@ def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig, fleet
     """Delete old ended runs of this fleet with their events and logs. Returns the number of deleted runs."""
     before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
     deleted = delete_ended_runs(context.instance, before, config.most_runs, like=context.run, fleet=fleet.label)
-    context.log.info("deleted %d runs that ended before %s", deleted, metadata.utc(before.timestamp()))
+    context.log.info("deleted %d runs that ended before %s", deleted, utc(before.timestamp()))
     return deleted
 
 

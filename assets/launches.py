@@ -22,6 +22,7 @@ from statestore.errors import StatekeeperError
 from statestore.format.sparks import Spark
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.switchover import Progress, ProgressCallback
+from statestore.redaction import printable
 
 
 class Do(Enum):
@@ -139,5 +140,5 @@ def launched(
     shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
     yield from verdicts()
     if refusal is not None:
-        raise dg.Failure(for_launchpad(refusal, query), metadata=shown)
+        raise dg.Failure(printable(for_launchpad(refusal, query)), metadata=shown)
     yield dg.MaterializeResult(metadata=shown)

@@ -6,12 +6,14 @@ figures of a query are a table, which Dagster does not plot; only `fleet_health`
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
-from typing import TypeAlias
+from typing import ParamSpec, TypeAlias
 
 import dagster as dg
 
@@ -39,9 +41,14 @@ from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
 from statestore.maintenance.switchover import Begun
 from statestore.query_metrics import Prices, QueryMetrics
+from statestore.redaction import printable
 
 Figure: TypeAlias = str | int | float
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
+Arguments = ParamSpec("Arguments")
+
+_PUNCTUATION = re.compile(r"[\\`*_{}\[\]<>()#+!|~&]")
+"""Characters with a meaning in Markdown or HTML. Markdown shows one with a backslash before it as it is."""
 
 ROWS = 50
 """Most rows of a table. Dagster stores them with the event and sends them with every list of events."""
@@ -59,20 +66,36 @@ def figures(values: Mapping[str, Figure]) -> dg.TableMetadataValue:
     return table({"figure": "string", "value": "number"}, values.items())
 
 
-def utc(seconds: float) -> str:
-    """The time in UTC, such as 2026-03-01T03:00:00Z. `seconds`: since the epoch."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 def parse_utc(text: str) -> float:
-    """Seconds since the epoch of a time that `utc` wrote. Raises ValueError."""
+    """Seconds since the epoch of a time that `durations.utc` wrote. Raises ValueError."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def _cell(value: object) -> str | int | float | bool | None:
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return value if value is None or isinstance(value, int | float | bool) else printable(str(value))
 
 
+def bullets(texts: Iterable[str]) -> dg.MarkdownMetadataValue:
+    """A list in Markdown. The texts are no Markdown: a name in them could look like a link, an image or HTML."""
+    return dg.MetadataValue.md("\n".join(f"* {_PUNCTUATION.sub(_escaped, printable(text))}" for text in texts))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found.group()}"
+
+
+def _shown(of: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
+    """Make each text of the metadata printable: names, notes and URLs come from the checkpoint."""
+
+    @functools.wraps(of)
+    def shown(*args: Arguments.args, **named: Arguments.kwargs) -> Metadata:
+        found = of(*args, **named)
+        return {label: printable(value) if isinstance(value, str) else value for label, value in found.items()}
+
+    return shown
+
+
+@_shown
 def of_snapshots(done: SnapshotPass) -> Metadata:
     """The snapshots that the pass took, the reasons, and the tails before and after it."""
     before, after = done.tails_before, done.tails_after
@@ -101,6 +124,7 @@ def of_snapshots(done: SnapshotPass) -> Metadata:
     return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
 
 
+@_shown
 def of_job(metrics: QueryMetrics | None, prices: Prices) -> Metadata:
     """The figures that the job recorded: its requests, its batch logs, their latency and price. Nothing without them."""
     if metrics is None:
@@ -126,12 +150,14 @@ def of_job(metrics: QueryMetrics | None, prices: Prices) -> Metadata:
     return {"job": figures(shown)}
 
 
+@_shown
 def of_taken(one: Taken) -> Metadata:
     """The ledger's entry of a store that got a snapshot."""
     shown = {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
     return {"figures": figures(shown)}
 
 
+@_shown
 def of_audit(looked: Looked) -> Metadata:
     """The scope of the audit, its findings, and the files that the next retention run deletes."""
     found, garbage = looked.audit, looked.forecast.now if looked.forecast else Amount()
@@ -152,7 +178,7 @@ def of_audit(looked: Looked) -> Metadata:
         "figures": figures(shown),
         "restart": found.restart.explained,
         "findings": of_findings(found.findings),
-        "not_verified": dg.MetadataValue.md("\n".join(f"* {text}" for text in found.unproven)),
+        "not_verified": bullets(found.unproven),
     }
 
 
@@ -175,6 +201,7 @@ def _of_batch_logs(kept: KeptBatchLogs | None) -> dict[str, Figure]:
     return shown if kept.laggard is None else {**shown, "batch_log_laggard": str(kept.laggard)}
 
 
+@_shown
 def of_retention(done: RetentionPass) -> Metadata:
     """The files that each rule keeps or deletes, and the deletions that the pass made."""
     planned = done.planned
@@ -206,6 +233,7 @@ def of_retention(done: RetentionPass) -> Metadata:
     return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
 
 
+@_shown
 def of_deleted(steps: Sequence[Deleted]) -> Metadata:
     """The ledger's entry of a store from which retention deleted files."""
     shown = {
@@ -220,6 +248,7 @@ def _refusal(refusals: Sequence[StatekeeperError]) -> str:
     return str(refusals[0]) if refusals else "none"
 
 
+@_shown
 def of_switch(prepared: PreparedSwitch, *, is_done: bool) -> Metadata:
     """The phase of a switchover, its reasons to refuse, and its step for each store."""
     planned, refusals = prepared.plan, prepared.refusals
@@ -247,6 +276,7 @@ def of_switch(prepared: PreparedSwitch, *, is_done: bool) -> Metadata:
     }
 
 
+@_shown
 def of_aborted_switch(begun: Begun) -> Metadata:
     """The switchover that was aborted, and the structure that the checkpoint has again."""
     return {
@@ -257,6 +287,7 @@ def of_aborted_switch(begun: Begun) -> Metadata:
     }
 
 
+@_shown
 def of_rewrite(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     """The phase of a rewrite, its partitions before and after, its estimates, and its reasons to refuse."""
     planned, refusals = prepared.plan, prepared.refusals
@@ -288,6 +319,7 @@ def of_rewrite(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     }
 
 
+@_shown
 def of_load(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     """The metadata of a rewrite, and the savepoint with its rows."""
     planned = prepared.plan
@@ -302,6 +334,7 @@ def of_load(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
     }
 
 
+@_shown
 def of_evolution(prepared: PreparedRewrite, found: EvolutionPreview | None) -> Metadata:
     """As `of_rewrite`, for a plan of a schema evolution, and the first rows before and after."""
     first = () if found is None else found.first
@@ -317,6 +350,7 @@ def of_evolution(prepared: PreparedRewrite, found: EvolutionPreview | None) -> M
     }
 
 
+@_shown
 def of_edit(prepared: PreparedEdit, *, is_done: bool) -> Metadata:
     """The phase of an edit, its changed rows, its estimates, and its reasons to refuse."""
     planned, refusals = prepared.plan, prepared.refusals
@@ -344,6 +378,7 @@ def of_edit(prepared: PreparedEdit, *, is_done: bool) -> Metadata:
     }
 
 
+@_shown
 def of_aborted_rewrite(begun: Begun) -> Metadata:
     """The rewrite that was reversed, and the version that the checkpoint has again."""
     return {
@@ -353,6 +388,7 @@ def of_aborted_rewrite(begun: Begun) -> Metadata:
     }
 
 
+@_shown
 def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
     """The phase of a clone, its bytes by way, and the reasons that block it."""
     planned = prepared.plan
@@ -377,6 +413,7 @@ def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
     }
 
 
+@_shown
 def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan | None = None) -> Metadata:
     """The phase of a mirror, its bytes by way, its lag and the reasons that block it. `cleanup`: the deletions after a
     run."""
@@ -409,12 +446,14 @@ def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan |
     }
 
 
+@_shown
 def of_savepoint_with_files(prepared: PreparedFiles) -> Metadata:
     """The phase of a savepoint with files, its label, its bytes by way, and the reasons that block it."""
     whole = replace(prepared.clone, refusals=prepared.refusals)
     return {**of_clone(whole, prepared.label.destination), "label": prepared.label.label, "note": prepared.label.note}
 
 
+@_shown
 def of_savepoint_with_rows(prepared: PreparedRows, destination: str, made: Summary | None = None) -> Metadata:
     """The phase of a savepoint with rows, the bytes to read, its counts, and the reasons that block it."""
     planned = prepared.plan

@@ -19,6 +19,7 @@ from statestore.format.names import VersionId
 from statestore.maintenance.audit import Audit, AuditFacts
 from statestore.maintenance.audit.facts import StoreAuditFacts
 from statestore.maintenance.health import Health
+from statestore.redaction import printable
 
 _VERSIONS = 60
 _STEP = 10
@@ -142,7 +143,7 @@ def _paths(style: str, lines: Mapping[str, str]) -> str:
 
 def _text(x: float, y: float, text: str, *, anchor: str = "") -> str:
     anchored = f" text-anchor='{anchor}'" if anchor else ""
-    return f"<text x='{x:.0f}' y='{y:.0f}'{anchored}>{escape(text, quote=False)}</text>"
+    return f"<text x='{x:.0f}' y='{y:.0f}'{anchored}>{escape(printable(text), quote=False)}</text>"
 
 
 def _image(svg: str, title: str) -> dg.MarkdownMetadataValue:

@@ -22,6 +22,7 @@ from statestore.maintenance import fleet as fleets
 from statestore.maintenance import lease
 from statestore.maintenance.config import Configuration
 from statestore.maintenance.fleet import Query, forget_seconds
+from statestore.redaction import printable
 
 _RUNS_OF_A_QUERY = 20
 """The newest runs to examine, because those of another fleet can be among them."""
@@ -47,7 +48,7 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     committed = {name: one.version - 1 for name, one in cursor.asked.items()}
     found = fleets.discover(configuration, committed=committed)
     for name, problem in found.problems.items():
-        context.log.warning("%s: %s", name, problem)
+        context.log.warning("%s: %s", printable(name), printable(problem))
     now = SystemClock().now_seconds()
     lasts = {name: _last(context.instance, fleet, name) for name in found.queries}
     known_requests = {

@@ -9,7 +9,7 @@ import urllib.request
 import dagster as dg
 from pydantic import Field
 
-from statestore.redaction import redacted
+from statestore.redaction import printable, redacted
 
 _TIMEOUT_SECONDS = 10
 
@@ -24,14 +24,14 @@ class Notifier(dg.ConfigurableResource):
     def notify(self, text: str) -> str | None:
         """Log the text and send it to the webhook. Returns the webhook's error, or None. It does not raise: an error of
         the webhook must not hide the failure to report."""
-        text = redacted(text)
+        text = printable(redacted(text))
         _LOG.error(text)
         if not self.webhook:
             return None
         if not self.webhook.startswith(("https://", "http://")):
             return f"the webhook is not an http URL: {self.webhook.partition(':')[0]}:..."
         request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
-            self.webhook, data=json.dumps({"text": text}).encode(), headers={"Content-Type": "application/json"}
+            self.webhook, data=json.dumps({"text": _plain(text)}).encode(), headers={"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310 - the scheme is checked above
@@ -41,3 +41,8 @@ class Notifier(dg.ConfigurableResource):
         except http.client.HTTPException as error:
             # Its message may contain the URL, which is a secret.
             return f"the webhook could not be called: {type(error).__name__}"
+
+
+def _plain(text: str) -> str:
+    """Escape the start of links and mentions of Slack, such as `<!channel>`: names of a checkpoint may look like one."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from statestore import later_schemas
 from statestore.clock import Ids
 from statestore.declaration import column_changes, require_same_inputs, require_same_start, require_same_ticks
 from statestore.declared_columns import ColumnChange, ColumnMapping
+from statestore.durations import utc
 from statestore.errors import (
     AlreadyExists,
     BatchConflict,
@@ -29,15 +29,13 @@ from statestore.errors import (
 from statestore.format import due_keys, names
 from statestore.format.json_object import json_object
 from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.format.untrusted import BAD_VALUES, partition_count
+from statestore.format.untrusted import BAD_VALUES, partition_count, unix_seconds
 from statestore.later_schemas import LaterSchemas, OlderSchemas
 from statestore.storage import Storage, read_or_none
 from statestore.storage.exclusive import require_exclusive_create
 from statestore.store_schema import StoreSchema
 
 _FORMAT = 1
-_LATEST_SECONDS = 253_402_300_800.0
-"""The year 10000, which a date cannot show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Claim:
     @property
     def at_utc(self) -> str:
         """The time for display."""
-        return f"{datetime.fromtimestamp(self.at_seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+        return utc(self.at_seconds, between=" ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,10 +318,7 @@ def _parsed_store(body: Mapping[str, Any]) -> StoreSchema:
 def _parsed_claim(body: Any) -> Claim | None:
     if body is None:
         return None
-    at = float(body["at"])
-    if not 0 <= at < _LATEST_SECONDS:
-        raise ValueError("no time")
-    return Claim(at_seconds=at, by=str(body["by"]), former=str(body["former"]))
+    return Claim(at_seconds=unix_seconds(body["at"]), by=str(body["by"]), former=str(body["former"]))
 
 
 def _parsed_flag(body: Mapping[str, Any], name: str) -> bool:

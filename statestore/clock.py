@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Event, Thread
 from typing import Protocol
+
+from statestore.errors import StatekeeperError
 
 
 class Clock(Protocol):
@@ -21,6 +26,12 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
+
+    def every(self, seconds: float, action: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `action` each `seconds` during the body of a `with` statement, also from another thread, and not after it.
+
+        A `StatekeeperError` of the action does not end the body: the next call is the next try.
+        """
 
 
 class Ids(Protocol):
@@ -41,6 +52,23 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: TID251 - the one place that may
+
+    @contextmanager
+    def every(self, seconds: float, action: Callable[[], None]) -> Iterator[None]:
+        stopped = Event()
+
+        def repeat() -> None:
+            while not stopped.wait(seconds):
+                with suppress(StatekeeperError):
+                    action()
+
+        thread = Thread(target=repeat, name="timer", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
 
 
 class RandomIds:

@@ -8,7 +8,6 @@ The checkpoint is only read. A version is restored into a scratch folder, and ro
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 from statestore import binding, catalog, switch_journal
 from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.local_errors import translated
 from statestore.engine.rocks import Database, EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import names, operators
 from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix
@@ -248,16 +247,13 @@ def opened(
 
     Raises `VersionNotLoadable`, `UnknownFormatVersion`, `LocalDiskFull`, `StorageError`.
     """
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=scratch, prefix="contents-")
     # Errors of the caller inside this block are not errors of the scratch folder.
-    with folder as name:
-        cache = LocalCopyFolder(Path(name) / "store", _LIMITS, ids)
+    with work_folder(scratch, "contents") as folder:
+        cache = LocalCopyFolder(folder / "store", _LIMITS, ids)
         loader = Loader(
             store, contents.storage, cache, _LIMITS, clock=clock, lock_timeout_seconds=0, conf=contents.conf
         )
-        restored = loader.restore(contents.stores[store], Path(name) / "database")
+        restored = loader.restore(contents.stores[store], folder / "database")
         with restored.database as database:
             families = {} if restored.base is None else restored.base.column_families
             yield OpenStore(

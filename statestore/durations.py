@@ -1,8 +1,9 @@
-"""Durations as text, such as `90s`, `10m`, `1h` or `7d`."""
+"""Durations and times as text, such as `90s`, `10m`, `1h` or `7d`, and `2026-03-01T03:00:00Z`."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[smhd])")
@@ -14,3 +15,11 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a duration: write a number and a unit, for example 90s, 10m, 1h or 7d")
     return float(match["count"]) * _UNITS[match["unit"]]
+
+
+def utc(seconds: float, *, between: str = "T") -> str:
+    """Return a time in seconds since the epoch as text in UTC. A file can have a time that no date can show."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d{between}%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return "an invalid time"

@@ -208,6 +208,10 @@ class LocalDiskFull(LocalStateError):
     """The local disk or its quota is full."""
 
     code = "local_disk_full"
+    remedy: ClassVar[str] = (
+        "free space on this disk, raise its quota, or choose a folder on a larger disk (command line: --scratch; Dagster: "
+        "STATEKEEPER_SCRATCH; a job on pipelines: Host.local_folder)"
+    )
 
 
 class VersionNotLoadable(StatekeeperError):

@@ -1,12 +1,15 @@
-"""Removes secrets from errors, logs, run records and descriptions of values.
+"""Removes secrets and control characters from errors, logs, run records and descriptions of values.
 
 Secrets belong in storage options and environment variables. URLs may contain them, too, and other libraries quote URLs in
 their messages: passwords before the host, tokens and signatures in a query or a connection string.
+
+Names and values in a checkpoint may be forged. So `printable` makes each text that is shown to people one line.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _PASSWORD = re.compile(r"(?P<before>://[^/\s:@]*:)(?!\d+[/,\s])[^@\s]+@")
 """The password between user and host. A port is no password."""
@@ -18,8 +21,8 @@ _NAMED = re.compile(
 )
 _MASK = "***"
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move the cursor of a terminal, change its colors or title, reverse text, or cannot be encoded."""
+_UNDECODABLE = 0xDC00
+"""Python represents the byte 0xff of a file name that is no text as U+DCFF (`surrogateescape`)."""
 
 
 def redacted(text: str) -> str:
@@ -28,5 +31,16 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters: terminals and logs display names and values of a checkpoint."""
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    """Return the text as one line that controls no terminal: for every text of a checkpoint that is shown to people.
+
+    Line breaks, tabs, control characters, and invisible characters such as those that reverse text become escapes: `\\n`,
+    `\\x1b`, `\\u202e`. Terminals, logs and Markdown would interpret them.
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    byte = ord(character) - _UNDECODABLE
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else character.encode("unicode_escape").decode()

@@ -75,6 +75,7 @@ def test_an_error_shows_control_characters_of_a_file_as_escapes() -> None:
         assert text.count("\\x1b]0;owned") == 3
 
 
-def test_a_text_of_several_lines_and_languages_is_unchanged() -> None:
-    text = "überzählig\n\tzwei 漢字"
+def test_a_text_of_any_language_is_unchanged_and_is_one_line() -> None:
+    text = "überzählig zwei\u00a0漢字\u3000\\n"
     assert printable(text) == text
+    assert printable("one\r\n\ttwo\u2028\udcff\ufeff") == "one\\r\\n\\ttwo\\u2028\\xff\\ufeff"

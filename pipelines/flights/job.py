@@ -30,6 +30,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.text import Text
 
 from pipelines.batch_log import LogLayout
 from pipelines.flights import facts, grounded
@@ -300,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"Dagster: {platform.url}, logs in {places.dagster / LOGS}")
             return run(places, batches=chosen.batches, console=console, platform=platform, stop=stop)
     except StatekeeperError as error:
-        console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
         return error.exit_code
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from resources.launcher.children import Children, Command
 from statestore.clock import SystemClock
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     reported = troubles
             console.print("stopping Dagster")
     except StatekeeperError as error:
-        console.print(f"[red]{error.code}[/red]: {error}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
         return error.exit_code
     return 0
 

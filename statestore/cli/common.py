@@ -20,6 +20,7 @@ from rich.text import Text
 
 from statestore.cli import tables
 from statestore.cli.suggestions import checkpoints_near
+from statestore.cli.terminal import Terminal
 from statestore.clock import RandomIds, SystemClock
 from statestore.durations import parse_duration
 from statestore.errors import NotACheckpoint, StatekeeperError
@@ -41,6 +42,7 @@ from statestore.maintenance.config import (
 from statestore.maintenance.passes import Maintainer
 from statestore.maintenance.pool import WORKERS
 from statestore.maintenance.snapshot import MEMORY_BYTES
+from statestore.redaction import printable
 from statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1
@@ -54,7 +56,7 @@ _MIB = 1024 * 1024
 _KEYS = ("as_json", "is_shown", "root", "name", "endpoint", "limits")
 _AS_JSON, _IS_SHOWN, _ROOT, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
 
-TALK = Console(stderr=True)
+TALK = Terminal(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
 
 
@@ -75,7 +77,7 @@ class Output:
             click.echo(tables.as_json(result))
         else:
             # A terminal wraps long lines; a file or a pipe gets each line whole.
-            for_people(Console(soft_wrap=True))
+            for_people(Terminal(soft_wrap=True))
 
 
 def result_has_begun() -> None:
@@ -128,7 +130,8 @@ def _is_json_requested(args: Sequence[str]) -> bool:
 
 
 def _end_with_usage_error(ctx: click.Context, error: click.UsageError) -> NoReturn:
-    error.show()
+    # It may quote names of the checkpoint, such as its stores.
+    click.UsageError(printable(error.format_message()), error.ctx).show()
     body = {
         "code": "usage",
         "exit_code": error.exit_code,

@@ -40,7 +40,6 @@ from statestore.maintenance.codes import code
 from statestore.maintenance.config import Mode
 from statestore.maintenance.passes import Losses, PreparedRetention
 from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statestore.redaction import printable
 
 
 @click.command(short_help="Delete files that are no longer needed.")
@@ -280,7 +279,7 @@ def _print(
         tables.show(console, files)
     for hold in planned.holds:
         text = f"{tables.when(hold.batch)} and later ones are kept, because {hold.holder} reads the batch ({hold.verb})"
-        console.print(tables.plain(printable(text)), soft_wrap=True)
+        console.print(tables.plain(text), soft_wrap=True)
     for finding in planned.findings:
         console.print(tables.plain(finding), soft_wrap=True)
     for line in _batch_log_lines(planned.batch_logs) if planned.batch_logs else ():

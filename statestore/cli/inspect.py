@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -68,8 +68,13 @@ def _show_lineage(root: Opened, wanted: str, output: Output) -> None:
     verdicts = judged[chain.store]
     output.show(
         lineage_object(chain, verdicts),
-        lambda console: console.print(tables.plain("\n".join(lineage_lines(chain, verdicts))), soft_wrap=True),
+        lambda console: _print_lines(console, lineage_lines(chain, verdicts)),
     )
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(tables.plain(line), soft_wrap=True)
 
 
 def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[Advice]) -> dict[str, Any]:

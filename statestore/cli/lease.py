@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ from statestore.cli import tables
 from statestore.cli.common import Opened, Output, holder, output_option
 from statestore.cli.roots import several_roots
 from statestore.clock import RandomIds, SystemClock
+from statestore.durations import utc
 from statestore.maintenance import lease as leases
 
 
@@ -29,7 +29,8 @@ def lease(root: Opened, break_it: bool, output: Output) -> int:
     """Show which process maintains a checkpoint, and since when.
 
     While one process holds the lease, a second process stops with the error root_held (exit code 11). If the holder
-    does not renew its lease for 10 minutes, the lease expires. The lease only prevents double work: even if two
+    does not renew its lease for 10 minutes, the lease expires. If its process ran on this machine and has ended, it
+    expires at once. The lease only prevents double work: even if two
     processes work at the same time, the checkpoint is safe.
 
     Without --break, lease only reads.
@@ -48,8 +49,8 @@ def lease(root: Opened, break_it: bool, output: Output) -> int:
             "epoch": found.lease.epoch,
             "holder": found.lease.holder,
             "verb": found.lease.verb,
-            "since": _time(found.lease.since_seconds),
-            "seen": None if found.seen_at_seconds is None else _time(found.seen_at_seconds),
+            "since": utc(found.lease.since_seconds),
+            "seen": None if found.seen_at_seconds is None else utc(found.seen_at_seconds),
             "released": found.lease.released,
         }
     output.show(body, lambda console: _print(console, found, broken, now))
@@ -59,16 +60,17 @@ def lease(root: Opened, break_it: bool, output: Output) -> int:
 def _print(console: Console, found: leases.LeaseState | None, broken: leases.Lease | None, now: float) -> None:
     if broken is not None:
         console.print(
-            tables.plain(f"released the lease of {broken.holder}: {broken.verb}, since {_time(broken.since_seconds)}")
+            tables.plain(f"released the lease of {broken.holder}: {broken.verb}, since {utc(broken.since_seconds)}")
         )
     elif found is None or found.lease.released:
         console.print("the lease is free")
     else:
         seen = "" if found.seen_at_seconds is None else f", seen {now - found.seen_at_seconds:,.0f} s ago"
-        state = "active" if found.is_alive(now) else "expired; it can be acquired"
-        line = f"{found.lease.holder}: {found.lease.verb}, since {_time(found.lease.since_seconds)}{seen}: {state}"
+        if found.is_alive(now):
+            state = "active"
+        else:
+            state = f"{'its process has ended' if found.has_ended else 'expired'}; it can be acquired"
+        line = (
+            f"held by {found.lease.holder}: {found.lease.verb}, since {utc(found.lease.since_seconds)}{seen}: {state}"
+        )
         console.print(tables.plain(line), soft_wrap=True)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

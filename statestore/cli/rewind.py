@@ -262,7 +262,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     if not planned.actions:
         console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
         for line in (*_file_sink_notes(prepared, is_done=False), *_sink_notes(prepared)):
-            console.print(tables.plain(printable(line)), soft_wrap=True)
+            console.print(tables.plain(line), soft_wrap=True)
         return
     files, sizes = Counter[str](), Counter[str]()
     for action in planned.actions:
@@ -278,7 +278,7 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     if prepared.refusals:
         return
     for line in _notes(prepared, is_done=bool(done)):
-        console.print(tables.plain(printable(line)), soft_wrap=True)
+        console.print(tables.plain(line), soft_wrap=True)
     if done:
         console.print(f"rewound to batch {planned.batch:,}: {len(done):,} files are in quarantine")
     else:
@@ -295,7 +295,7 @@ def source_line(need: SourceNeed) -> str:
         parts.append("nothing is missing")
     line = "; ".join(parts if need.unchecked is None else [*parts, need.unchecked])
     # Paths and offsets come from the checkpoint: a line break in one would look like a line of the plan.
-    return printable(line).replace("\n", "\\n").replace("\t", "\\t")
+    return printable(line)
 
 
 def _short(text: str) -> str:

@@ -28,6 +28,7 @@ from statestore.cli.rows import ListOfRoots, RowOutput
 from statestore.cli.tables import as_json, plain
 from statestore.errors import StatekeeperError
 from statestore.maintenance import fleet
+from statestore.redaction import printable
 
 Verb = Callable[..., int]
 
@@ -45,7 +46,7 @@ def several_roots(verb: Verb) -> Callable[..., None]:
         for name in _discovered(ctx, codes) if all_roots else roots:
             shown: list[dict[str, Any]] = []
             if not output.as_json:
-                click.echo(f"== {name}")
+                click.echo(f"== {printable(name)}")
             try:
                 codes.append(verb(root=open_root(ctx, name), output=Output(output.as_json, shown), **options))
             except StatekeeperError as error:

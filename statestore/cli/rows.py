@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import click
-from rich.console import Console
 
 from statestore.cli import tables
 from statestore.cli.common import error_object, errors_as_json, progress_bar, result_has_begun, say
+from statestore.cli.terminal import Terminal
 from statestore.contents import Contents, Layout, layout
 from statestore.errors import StatekeeperError
 from statestore.format import names
 from statestore.format.names import StorePath
+from statestore.redaction import printable
 
 store_option = click.option(
     "--store",
@@ -94,8 +95,9 @@ def cell(value: Any) -> str:
 
 
 def as_line(value: Any) -> str:
-    """A value as JSON in one line."""
-    return _ENCODED(value)
+    """A value as JSON in one line. Characters that a terminal would interpret are escapes, as in `as_json`."""
+    line = _ENCODED(value)
+    return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def _write(text: str) -> None:
@@ -187,19 +189,19 @@ class Tables:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         self._print()
-        Console().print(tables.plain(self.last_line(summary)), soft_wrap=True)
+        Terminal().print(tables.plain(self.last_line(summary)), soft_wrap=True)
 
     def _print(self) -> None:
         if not self._rows:
             return
         # A title of the table itself would be wrapped to its width.
-        Console().print(tables.plain(self._title), soft_wrap=True)
+        Terminal().print(tables.plain(self._title), soft_wrap=True)
         table = tables.table("", *self._rows[0])
         for column in table.columns:
             column.justify, column.overflow = "left", "fold"
         for row in self._rows:
             tables.add(table, *map(cell, row.values()))
-        Console().print(table)
+        Terminal().print(table)
         self._rows = []
 
 
@@ -239,7 +241,7 @@ class ListOfRoots:
     def next(self, name: str) -> RowOutput:
         """The output of the next root, which must be written, or end as `failed`."""
         if self.form == "table":
-            click.echo(f"== {name}")
+            click.echo(f"== {printable(name)}")
         before = "," if self._count else '{"roots": ['
         self._count += 1
         return RowOutput(self.form, name, before)

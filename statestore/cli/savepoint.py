@@ -35,6 +35,7 @@ from statestore.cli.common import (
 )
 from statestore.cli.copy_progress import copy_progress
 from statestore.cli.savepoint_labels import delete_labeled, list_labels
+from statestore.engine.scratch import free_bytes
 from statestore.format.savepoint_names import is_label
 from statestore.maintenance import passes
 from statestore.maintenance.config import Mode, Policies
@@ -42,7 +43,6 @@ from statestore.maintenance.passes import PreparedClone, PreparedFiles, Prepared
 from statestore.maintenance.savepoints import Tables
 from statestore.maintenance.savepoints.manifest import Summary
 from statestore.maintenance.savepoints.record import StoreRows
-from statestore.maintenance.scratch import free_bytes
 from statestore.storage import Storage
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -14,10 +13,10 @@ from rich.text import Text
 from statestore.cli import tables
 from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, pasteable, this_process
 from statestore.counts import counted
+from statestore.durations import utc
 from statestore.maintenance import passes
 from statestore.maintenance.config import Policies
 from statestore.maintenance.labels import Label, Labels
-from statestore.redaction import printable
 
 
 def delete_labeled(
@@ -67,7 +66,7 @@ def _label(label: Label) -> dict[str, Any]:
 
 
 def _time(label: Label) -> str:
-    return datetime.fromtimestamp(label.created_at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc(label.created_at_ms / 1000)
 
 
 def list_labels(root: Opened, output: Output) -> None:
@@ -88,6 +87,6 @@ def _print_list(console: Console, found: Labels) -> None:
         size = filesize.decimal(one.size_bytes)
         line = f"{one.label}: {tables.when(one.batch)} as {one.content.value}, {size}, {_time(one)}, {one.destination}"
         rest = f"{': ' if one.note else ''}{one.note}{'; its deletion has begun' if one.deleting else ''}"
-        console.print(tables.plain(printable(f"{line}{rest}")), soft_wrap=True)
+        console.print(tables.plain(f"{line}{rest}"), soft_wrap=True)
     for problem in found.problems:
         console.print(Text.assemble(("unreadable: ", "red"), str(problem)), soft_wrap=True)

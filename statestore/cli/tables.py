@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statestore.redaction import printable
+
 ROWS = 50
 """Maximum number of rows in a table; further rows are counted."""
 
@@ -43,7 +45,7 @@ def show(console: Console, table: Table) -> None:
 
 def add(table: Table, *cells: object) -> None:
     """Add a row."""
-    table.add_row(*(plain(str(cell)) for cell in cells))
+    table.add_row(*(plain(printable(str(cell))) for cell in cells))
 
 
 def table(title: str, *columns: str) -> Table:
@@ -52,7 +54,7 @@ def table(title: str, *columns: str) -> Table:
     for number, column in enumerate(columns):
         is_first = number == 0
         made.add_column(
-            column,
+            plain(printable(column)),
             justify="left" if is_first or column in _TEXTS else "right",
             no_wrap=column == "store",
             overflow="fold" if column in _PATHS else "ellipsis",

@@ -24,7 +24,7 @@ def translated(path: Path) -> Iterator[None]:
             raise LocalDiskFull(
                 f"{error}; the store cannot be loaded or written here",
                 path=str(path),
-                hint="free space on the local disk or raise the quota",
+                hint=LocalDiskFull.remedy,
             ) from error
         raise LocalStateError(
             f"{error}; the store cannot be loaded or written here",
@@ -39,7 +39,7 @@ def translated(path: Path) -> Iterator[None]:
             raise LocalDiskFull(
                 f"{text}; the store cannot be loaded or written here",
                 path=str(path),
-                hint="free space on the local disk or raise the quota",
+                hint=LocalDiskFull.remedy,
             ) from error
         if "lock hold by current process" in text or "While lock file" in text:
             raise LocalStateLocked(

@@ -84,6 +84,8 @@ _STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
 _CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
+LARGEST_EPOCH = 99_999_999
+"""The largest epoch of a lease that a file name can have."""
 _HISTORY = re.compile(rf"{HISTORY}/[0-9TZ]+-(?P<verb>[a-z]+)-[0-9a-f-]{{36}}\.(?P<part>[a-z]+)\.jsonl")
 _ASIDE = re.compile(rf"{QUARANTINE}/(?P<run>[0-9a-f-]{{36}})(?:\.json|/(?P<path>.+))")
 _SWITCHOVER = re.compile(rf"{SWITCHOVERS}/(?P<number>[0-9]{{8}})/(?P<part>[^/]+)\.json")

@@ -113,6 +113,13 @@ def unix_ms(value: object) -> int:
     return count(value)
 
 
+def unix_seconds(value: object) -> float:
+    """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in seconds."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _YEAR_10000_MS / 1000:
+        raise ValueError(f"{str(value)[:40]} is not a time in seconds")
+    return float(value)
+
+
 def text(value: object) -> str:
     """Return the value. Raises `ValueError` if it is not a text."""
     if not isinstance(value, str):

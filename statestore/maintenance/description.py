@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from statestore import catalog
 from statestore.attempts import metrics_at
 from statestore.binding import Binding, Claim, read_binding
 from statestore.declared_columns import columns_text
+from statestore.durations import utc
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.names import StorePath, VersionId
@@ -56,7 +56,7 @@ class Owner:
         """The time for display."""
         if self.since_seconds is None:
             return None
-        return datetime.fromtimestamp(self.since_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        return utc(self.since_seconds, between=" ")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from statestore.format.json_object import json_object
 from statestore.format.untrusted import BAD_VALUES, count, text
 from statestore.maintenance import lease
 from statestore.maintenance.announcements import LIFE_SECONDS
-from statestore.maintenance.timer import every
 from statestore.storage import Entry, Storage, read_or_none
 
 _ONLY_ADDS = frozenset({"snapshot"})
@@ -70,7 +69,7 @@ def held(
     storage.create(path, hold.encoded(0))
     try:
         _require_no_deletions(storage, hold, run, clock)
-        with every(renew_seconds, renew):
+        with clock.every(renew_seconds, renew):
             yield
     except BaseException:
         # Report the failure of the body, not of the release. A hold that is not deleted expires.

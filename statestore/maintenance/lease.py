@@ -8,7 +8,10 @@ maintainers, and shows which process maintains the root.
 
 The file with the highest epoch is the current lease. Each epoch is created if absent, so only one of two maintainers
 acquires the next epoch. A release creates the next epoch as well: a stalled holder finds the newer epoch and stops. A
-lease expires if its holder does not renew its file for `LIFE_SECONDS`.
+lease expires if its holder does not renew its file for `LIFE_SECONDS`, and at once if its process has provably ended.
+
+The holder renews the lease by a timer, because one step of its work may take hours. A run that has lost its lease stops
+before it deletes a file (`require`) and before it adds one (`check`).
 """
 
 from __future__ import annotations
@@ -18,19 +21,25 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from threading import Lock
 
 from statestore.clock import Clock
 from statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
 from statestore.format import names
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.maintenance.timer import every
-from statestore.storage import Entry, Storage, read_or_none
+from statestore.format.json_object import json_object
+from statestore.format.untrusted import BAD_VALUES, text, unix_seconds
+from statestore.maintenance import liveness
+from statestore.storage import CheckedStorage, Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
 """Longer than any request with its retries, so that a holder detects a lost lease before its next deletion."""
 
 BEAT_SECONDS = LIFE_SECONDS / 10
+
+_BAD_RECORD: tuple[type[Exception], ...] = (CorruptFile, *BAD_VALUES)
+
+_LAST_EPOCH = names.LARGEST_EPOCH - 1
+"""The release of a lease needs the next epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +47,7 @@ class Lease:
     """The content of a lease file.
 
     `run`: id of the run that holds the lease; `holder`, `verb`: shown to people; `since_seconds`: Unix time by the clock of
-    the holder.
+    the holder; `process`: the name of its process as in `liveness`, empty if it is unknown.
     """
 
     epoch: int
@@ -47,6 +56,7 @@ class Lease:
     verb: str
     since_seconds: float
     released: bool = False
+    process: str = ""
 
     def encoded(self, beat: int = 0) -> bytes:
         """Encode the lease as JSON; `beat` counts the renewals."""
@@ -64,13 +74,18 @@ class LeaseState:
 
     def is_alive(self, now_seconds: float) -> bool:
         """Return whether the lease is held and has not expired. A file without a modification time counts as renewed."""
-        if self.lease.released:
+        if self.lease.released or self.has_ended:
             return False
         return self.seen_at_seconds is None or now_seconds - self.seen_at_seconds < LIFE_SECONDS
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this machine proves that the process of the holder has ended."""
+        return liveness.has_ended(self.lease.process)
+
 
 class HeldLease:
-    """The lease that this process holds."""
+    """The lease that this process holds. A timer and the threads of a verb may renew it at the same time."""
 
     def __init__(self, storage: Storage, lease: Lease, clock: Clock, beat_seconds: float = BEAT_SECONDS) -> None:
         self._storage = storage
@@ -78,7 +93,17 @@ class HeldLease:
         self._clock = clock
         self._beat_seconds = beat_seconds
         self._beats = 0
-        self._beat_at_seconds = clock.monotonic_seconds()
+        self._beating = Lock()
+        self._renewed_at = self._now()
+
+    @property
+    def storage(self) -> Storage:
+        """The storage for the work under the lease: each request that writes or deletes requires the lease, as `check`."""
+        return self.guarded(self._storage)
+
+    def guarded(self, storage: Storage) -> Storage:
+        """Return another storage for the work under the lease, such as the output folder of the query."""
+        return CheckedStorage(storage, self.check)
 
     def require(self) -> None:
         """Require that the lease is current, and renew it: before each deletion. One listing. Raises `LeaseLost`."""
@@ -91,15 +116,32 @@ class HeldLease:
             )
         self.beat()
 
+    def check(self) -> None:
+        """Require that the lease is current: before a file is added. No request if it was renewed recently, as the timer
+        does, unless this process was suspended since. Raises `LeaseLost`, `StorageError`."""
+        if self._is_due():
+            self.require()
+
     def beat(self) -> None:
-        """Renew the lease if the time between two renewals has passed. Enough for work that only adds files."""
-        now = self._clock.monotonic_seconds()
-        if now - self._beat_at_seconds >= self._beat_seconds:
-            self._beat_at_seconds = now
+        """Renew the lease if the time between two renewals has passed, and if it is current."""
+        if not self._is_due() or not self._beating.acquire(blocking=False):
+            return
+        try:
             # A stalled holder must not recreate the file that the next holder has deleted.
             if _is_newest(self._storage, self._lease.epoch):
                 self._beats += 1
                 self._storage.replace(names.lease(self._lease.epoch), self._lease.encoded(self._beats))
+                self._renewed_at = self._now()
+        finally:
+            self._beating.release()
+
+    def _is_due(self) -> bool:
+        # A monotonic clock may stop while the machine sleeps, and the other clock may be set back.
+        passed = (now - then for now, then in zip(self._now(), self._renewed_at, strict=True))
+        return max(passed) >= self._beat_seconds
+
+    def _now(self) -> tuple[float, float]:
+        return self._clock.monotonic_seconds(), self._clock.now_seconds()
 
     def release(self) -> None:
         """Release the lease unless another maintainer acquired it. One request. The next holder deletes older epochs."""
@@ -119,23 +161,30 @@ def current(storage: Storage) -> LeaseState | None:
         # A newer epoch replaced it between the two requests.
         return current(storage)
     try:
-        body = parsed_json(data)
-        lease = Lease(
-            epoch=epoch,
-            run=str(body["run"]),
-            holder=str(body["holder"]),
-            verb=str(body["verb"]),
-            since_seconds=float(body["since_seconds"]),
-            released=bool(body["released"]),
-        )
-        datetime.fromtimestamp(lease.since_seconds, UTC)
-    except BAD_VALUES as error:
+        lease = _parsed(data, entry.path, epoch)
+    except _BAD_RECORD as error:
         raise CorruptFile(
             "is not a valid lease; no maintenance can start on this root",
             path=entry.path,
-            hint="release the lease: statekeeper lease ROOT --break",
+            hint=f"release the lease: {_breaking(storage)}",
         ) from error
     return LeaseState(lease, entry.modified_at_seconds)
+
+
+def _parsed(data: bytes, path: str, epoch: int) -> Lease:
+    body = json_object(data, path)
+    released = body["released"]
+    if not isinstance(released, bool):
+        raise TypeError("released")
+    return Lease(
+        epoch=epoch,
+        run=text(body["run"]),
+        holder=text(body["holder"]),
+        verb=text(body["verb"]),
+        since_seconds=unix_seconds(body["since_seconds"]),
+        released=released,
+        process=text(body.get("process", "")),
+    )
 
 
 def acquire(
@@ -145,13 +194,14 @@ def acquire(
     not expired; `ForeignOwner`, `CorruptFile`, `StorageError`."""
     found = current(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
-        raise _held(storage, found.lease)
+        raise _held(storage, found, clock)
     lease = Lease(
-        epoch=found.lease.epoch + 1 if found else 1,
+        epoch=_after(storage, found.lease.epoch) if found else 1,
         run=run,
         holder=holder,
         verb=verb,
         since_seconds=clock.now_seconds(),
+        process=liveness.this_process(),
     )
     _create(storage, lease)
     old = [entry.path for epoch, entry in _all(storage) if epoch < lease.epoch]
@@ -164,29 +214,19 @@ def require_free(storage: Storage, *, clock: Clock) -> None:
     request if there is a lease. Raises `RootHeld`, `CorruptFile`, `StorageError`."""
     found = current(storage)
     if found is not None and found.is_alive(clock.now_seconds()):
-        raise _held(storage, found.lease)
-
-
-@contextmanager
-def beating(
-    storage: Storage, verb: str, *, run: str, holder: str, clock: Clock, beat_seconds: float = BEAT_SECONDS
-) -> Iterator[HeldLease]:
-    """Hold the lease as `held`, and renew it by a timer: for work whose steps may take hours."""
-    with (
-        held(storage, verb, run=run, holder=holder, clock=clock, beat_seconds=beat_seconds) as lease,
-        every(beat_seconds, lease.beat),
-    ):
-        yield lease
+        raise _held(storage, found, clock)
 
 
 @contextmanager
 def held(
     storage: Storage, verb: str, *, run: str, holder: str, clock: Clock, beat_seconds: float = BEAT_SECONDS
 ) -> Iterator[HeldLease]:
-    """Hold the lease for the body of a `with` statement; release it also after a failure. Raises as `acquire`."""
+    """Hold the lease for the body of a `with` statement, and renew it by a timer. Release it also after a failure. Raises
+    as `acquire`."""
     lease = acquire(storage, verb, run=run, holder=holder, clock=clock, beat_seconds=beat_seconds)
     try:
-        yield lease
+        with clock.every(beat_seconds, lease.beat):
+            yield lease
     except BaseException:
         # Report the failure of the body, not of the release. An unreleased lease expires.
         with suppress(StatekeeperError):
@@ -204,6 +244,10 @@ def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lea
         found = current(storage)
     except CorruptFile:
         found = None
+    if newest[0] >= _LAST_EPOCH:
+        # No run creates so many. Without the files, the epochs begin again.
+        storage.delete([entry.path for _, entry in _all(storage)])
+        return found.lease if found else _unknown(newest[0])
     if found is not None and found.lease.released:
         return None
     _create(
@@ -217,11 +261,12 @@ def break_lease(storage: Storage, *, run: str, holder: str, clock: Clock) -> Lea
             released=True,
         ),
     )
-    return (
-        found.lease
-        if found
-        else Lease(epoch=newest[0], run="unknown", holder="unknown", verb="unknown", since_seconds=0.0)
-    )
+    return found.lease if found else _unknown(newest[0])
+
+
+def _unknown(epoch: int) -> Lease:
+    """The lease of a file that cannot be decoded."""
+    return Lease(epoch=epoch, run="unknown", holder="unknown", verb="unknown", since_seconds=0.0)
 
 
 def break_dead_lease(storage: Storage, holder: str, *, run: str, by: str, clock: Clock) -> bool:
@@ -233,7 +278,7 @@ def break_dead_lease(storage: Storage, holder: str, *, run: str, by: str, clock:
     _create(
         storage,
         Lease(
-            epoch=found.lease.epoch + 1,
+            epoch=_after(storage, found.lease.epoch),
             run=run,
             holder=by,
             verb="lease --break",
@@ -257,12 +302,33 @@ def _create(storage: Storage, lease: Lease) -> None:
         ) from error
 
 
-def _held(storage: Storage, lease: Lease) -> RootHeld:
+def _held(storage: Storage, found: LeaseState, clock: Clock) -> RootHeld:
+    lease = found.lease
+    renewed = ""
+    if found.seen_at_seconds is not None:
+        ago = max(0.0, clock.now_seconds() - found.seen_at_seconds)
+        renewed = f"; it was renewed {ago:,.0f} s ago, and expires {LIFE_SECONDS:,.0f} s after its last renewal"
     return RootHeld(
-        f"process {lease.holder} holds the lease of this root for the command {lease.verb}; this command was not started",
+        f"process {lease.holder} holds the lease of this root for the command {lease.verb}{renewed}; this command was not "
+        "started",
         path=names.lease(lease.epoch),
-        hint=f"wait until that process finishes. If it is dead, run: statekeeper lease {shlex.quote(storage.url)} --break",
+        hint=f"wait until that process finishes. If it is dead, run: {_breaking(storage)}",
     )
+
+
+def _breaking(storage: Storage) -> str:
+    return f"statekeeper lease {shlex.quote(storage.url)} --break"
+
+
+def _after(storage: Storage, epoch: int) -> int:
+    """Return the next epoch. Raises `CorruptFile` if no file name can have it: no run creates so many leases."""
+    if epoch >= _LAST_EPOCH:
+        raise CorruptFile(
+            "is the last possible lease, which no run of Statekeeper creates; no maintenance can start on this root",
+            path=names.lease(epoch),
+            hint=f"release the lease: {_breaking(storage)}",
+        )
+    return epoch + 1
 
 
 def _all(storage: Storage) -> list[tuple[int, Entry]]:

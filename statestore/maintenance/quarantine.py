@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from statestore.commit_log import Heads
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statestore.format import names
 from statestore.format.limits import MOST_READ_BYTES
@@ -127,9 +127,8 @@ def copy_file(source: Storage, entry: Entry, target: Storage, path: str, *, scra
     if entry.size_bytes <= MOST_READ_BYTES:
         target.create(path, source.read(entry.path))
         return
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        piece = Path(folder) / "file"
+    with work_folder(scratch, "copy") as folder:
+        piece = folder / "file"
         source.download(entry.path, piece, expected_bytes=entry.size_bytes)
         target.create(path, piece)
 

@@ -97,7 +97,7 @@ def take_snapshots(
             ended(action, outcome)
 
         snapshot.execute_all(
-            storage,
+            held.storage,
             actions,
             record,
             scratch=scratch,
@@ -160,7 +160,7 @@ def _require_no_ids_in_v1(storage: Storage, actions: Sequence[TakeSnapshot]) -> 
 def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock) -> Iterator[RepairAction]:
     """Execute a repair plan; yield the action after each file. Raises as `repairs.execute`, and `RootHeld`."""
     with _leased(storage, "repair", run, map(records.of_repair, planned.actions), holder, clock) as (held, done):
-        for action in repairs.execute(storage, planned, run=run):
+        for action in repairs.execute(held.storage, planned, run=run):
             done.append(records.of_repair(action))
             held.beat()
             held.require()
@@ -180,7 +180,8 @@ def rewind(
     """Execute a rewind; yield the action after each file. `sink`: the output folder, if the plan has a file sink. Raises as
     `rewinds.execute`, and `RootHeld`."""
     with _leased(storage, "rewind", run, records.of_rewind(planned), holder, clock) as (held, done):
-        for action in rewinds.execute(storage, planned, run=run, scratch=scratch, sink=sink):
+        guarded = None if sink is None else held.guarded(sink)
+        for action in rewinds.execute(held.storage, planned, run=run, scratch=scratch, sink=guarded):
             done.append(records.of_rewind_action(action))
             held.beat()
             held.require()
@@ -201,7 +202,8 @@ def undo_repair(
     query with a file sink. Raises as the functions of `undo`, and `RootHeld`."""
     with _leased(storage, verb, run, [{"undo": undone}], holder, clock) as (held, done):
         gathered = undo.gather(storage, undone, open_sink)
-        for path in undo.execute(storage, undone, undo.plan(gathered), sink=gathered.sink):
+        guarded = None if gathered.sink is None else held.guarded(gathered.sink)
+        for path in undo.execute(held.storage, undone, undo.plan(gathered), sink=guarded):
             done.append({"put_back": path})
             held.beat()
             held.require()
@@ -230,7 +232,7 @@ def switch(
             progress(step)
 
         return switchover.execute(
-            storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
+            held.storage, planned, record, run=run, machine=machine, still_held=held.require, policy=policy
         )
 
 
@@ -259,12 +261,14 @@ def rewrite(
             progress(step)
 
         still_held = held.require
+        if sink is not None:
+            sink = held.guarded(sink)
         if isinstance(planned, EditPlan):
             return edits.execute(
-                storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy
+                held.storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy
             )
         return rewrites.execute(
-            storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy, sink=sink
+            held.storage, planned, record, run=run, machine=machine, still_held=still_held, policy=policy, sink=sink
         )
 
 
@@ -273,7 +277,7 @@ def abort_switch(
 ) -> None:
     """Roll back a half-done switchover. Raises as `switchover.roll_back`, `RootHeld`; `RefusedAsUnsafe` if it has ended."""
     with _reversed(storage, journal, run, holder, clock) as (now, held):
-        switchover.roll_back(storage, now, progress, still_held=held.require)
+        switchover.roll_back(held.storage, now, progress, still_held=held.require)
 
 
 def abort_rewrite(
@@ -290,9 +294,10 @@ def abort_rewrite(
     ended."""
     with _reversed(storage, journal, run, holder, clock) as (now, held):
         if now.begun.rewrite is RewriteKind.EDIT:
-            edits.roll_back(storage, now, progress, still_held=held.require)
+            edits.roll_back(held.storage, now, progress, still_held=held.require)
         else:
-            rewrites.roll_back(storage, now, progress, still_held=held.require, sink=sink)
+            guarded = None if sink is None else held.guarded(sink)
+            rewrites.roll_back(held.storage, now, progress, still_held=held.require, sink=guarded)
 
 
 def undo_rewrite(
@@ -317,12 +322,12 @@ def undo_rewrite(
         else:
             completed = edits.require_reversible(storage, undone, rewrite)
         entry = completed.begun.file_sink
-        sink = None if entry is None else open_sink(entry.url)
-        switch_journal.reopen(storage, completed.begun)
+        sink = None if entry is None else held.guarded(open_sink(entry.url))
+        switch_journal.reopen(held.storage, completed.begun)
         if rewrite is RewriteKind.EDIT:
-            edits.roll_back(storage, completed, progress, still_held=held.require)
+            edits.roll_back(held.storage, completed, progress, still_held=held.require)
         else:
-            rewrites.roll_back(storage, completed, progress, still_held=held.require, sink=sink)
+            rewrites.roll_back(held.storage, completed, progress, still_held=held.require, sink=sink)
         done.append({"undone": completed.begun.number})
         return completed.begun
 
@@ -371,10 +376,10 @@ def delete(
     steps: list[Deleted] = []
     with _leased(storage, "gc", run, records.of_retention_plan(planned), holder, clock) as (held, done):
         executed = retention.execute(
-            storage, planned, run=run, lease=held, clock=clock, scratch=scratch, workers=workers
+            held.storage, planned, run=run, lease=held, clock=clock, scratch=scratch, workers=workers
         )
         for step in executed:
             steps.append(step)
             done.append(records.of_deleted(step))
             yield step
-        retention.remember(storage, gathered, planned, steps)
+        retention.remember(held.storage, gathered, planned, steps)

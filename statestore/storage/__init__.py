@@ -34,6 +34,7 @@ from statestore.storage.base import (
 )
 from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
+from statestore.storage.forwarding import CheckedStorage
 from statestore.storage.lines import read_lines
 from statestore.storage.local import LocalStorage
 from statestore.storage.omissions import Omitted
@@ -44,6 +45,7 @@ __all__ = [
     "DELETE_BATCH",
     "TEMP_FOLDER",
     "BatchLogCache",
+    "CheckedStorage",
     "Created",
     "Deletion",
     "Entry",

@@ -24,22 +24,10 @@ from statestore.format import batch_log, names
 from statestore.format.batch_log import BatchLog, Place
 from statestore.format.limits import SizeLimits, require_json, require_object
 from statestore.format.names import STATE, StoreFileKind
-from statestore.storage.base import (
-    Created,
-    Deletion,
-    Entries,
-    Entry,
-    Location,
-    Names,
-    PartsUpload,
-    Requests,
-    Storage,
-    UnfinishedUpload,
-    Uploads,
-)
+from statestore.storage.base import Created, Entry, Storage
 from statestore.storage.batch_log_cache import BatchLogCache
 from statestore.storage.content import require_size, scratch_file
-from statestore.storage.omissions import Omissions
+from statestore.storage.forwarding import CheckedStorage, ForwardingStorage
 from statestore.storage.parallel import at_once
 from statestore.storage.paths import is_below
 
@@ -216,31 +204,15 @@ def _front(read: Callable[[int, int], bytes], path: str) -> _Held:
     return _Held(batch_log.parse_head(front, path), front)
 
 
-class LoggedStorage:
+class LoggedStorage(ForwardingStorage):
     """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects.
 
     *Guarantee*: bytes that `read`, or the parser of their file, would reject as too large are not written.
     """
 
     def __init__(self, storage: Storage, cache: BatchLogCache | None = None) -> None:
-        self.inner = storage
+        super().__init__(storage)
         self.logs = BatchLogs(storage, cache)
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def limits(self) -> SizeLimits:
-        return self.inner.limits
-
-    @property
-    def requests(self) -> Requests:
-        return self.inner.requests
-
-    @property
-    def omissions(self) -> Omissions:
-        return self.inner.omissions
 
     def read(self, path: str) -> bytes:
         data = self._member(path)
@@ -278,40 +250,6 @@ class LoggedStorage:
         _require_readable(path, data, self.limits)
         self.inner.replace(path, data, like=like)
 
-    @property
-    def location(self) -> Location:
-        return self.inner.location
-
-    def copy(self, path: str, source: Location, entry: Entry) -> None:
-        self.inner.copy(path, source, entry)
-
-    def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
-        return self.inner.create_in_parts(path, part_bytes=part_bytes, replaces=replaces)
-
-    def unfinished_uploads(self) -> Uploads:
-        return self.inner.unfinished_uploads()
-
-    def abort_upload(self, upload: UnfinishedUpload) -> None:
-        self.inner.abort_upload(upload)
-
-    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
-        return self.inner.list(prefix, hidden=hidden)
-
-    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
-        return self.inner.list_after(folder, name, beginning=beginning)
-
-    def folders(self, prefix: str) -> Names:
-        return self.inner.folders(prefix)
-
-    def require_ownership(self) -> None:
-        self.inner.require_ownership()
-
-    def delete_unchanged(self, path: str, data: bytes) -> Deletion:
-        return self.inner.delete_unchanged(path, data)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        self.inner.delete(paths)
-
     def _member(self, path: str) -> bytes | None:
         """Read a changelog from its batch log; None for another path, and if only its unpacked file is intact."""
         found = _place_of(path)
@@ -340,7 +278,8 @@ def list_members(storage: Storage, folder: str = STATE, *, listed: Iterable[Entr
     `listed`: entries that contain the batch logs; by default, one listing. One request more for each object whose index is
     not in memory. Raises `StorageError`.
     """
-    logs = storage.logs if isinstance(storage, LoggedStorage) else BatchLogs(storage)
+    logged = storage.inner if isinstance(storage, CheckedStorage) else storage
+    logs = logged.logs if isinstance(logged, LoggedStorage) else BatchLogs(storage)
     found = storage.list(names.BATCH_LOGS) if listed is None else listed
     objects = [entry for entry in found if names.parse_batch_log(entry.path)]
     heads: dict[str, BatchLog] = {}

@@ -124,7 +124,7 @@ def _scratch_errors(target: Path) -> Iterator[None]:
             raise LocalDiskFull(
                 "the local disk is full; the download failed",
                 path=str(target),
-                hint="free some space on this disk, then run the command again",
+                hint=LocalDiskFull.remedy,
             ) from error
         what = error.strerror or str(error)
         raise LocalStateError(what, path=str(target), hint="check the scratch folder and its permissions") from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from statestore.storage.paths import is_below, printable
+from statestore.redaction import printable
+from statestore.storage.paths import is_below
 
 MOST_OMITTED = 10_000
 

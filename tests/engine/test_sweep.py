@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,9 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+    def every(self, seconds: float, action: Callable[[], None]) -> AbstractContextManager[None]:
+        raise AssertionError("a sweep has no timer")
 
 
 def copy_at(host: Path, name: str, *, age: float, size_bytes: int = 10_000) -> Path:

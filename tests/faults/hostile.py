@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from statestore.format.java_io import utf
 from statestore.format.operators import encode_schema
-from statestore.storage.paths import printable
+from statestore.redaction import printable
 from tests.faults.fuzz import dispatch
 from tests.faults.fuzz.files import copy_tree, fingerprint
 from tests.faults.fuzz.roots import Stage, made

@@ -12,7 +12,7 @@ from typing import TypeGuard
 from statestore import catalog, restart, stateless, switch_journal
 from statestore.binding import Binding, read_binding
 from statestore.catalog import StoreFiles
-from statestore.engine.local_errors import translated
+from statestore.engine.scratch import require_usable
 from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import file_source, logs, names, names_in_spark, operators
@@ -101,8 +101,7 @@ def gather(
     described = _described(root, log, files)
     committed, gone, misfits, newest = commits.committed(root, log, described)
     if scratch is not None:
-        with translated(scratch):
-            scratch.mkdir(parents=True, exist_ok=True)
+        require_usable(scratch)
     found: dict[StorePath, StoreAuditFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())
     kept_hidden = hidden if hidden_checksums.are_kept(storage) else frozenset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from statestore.catalog import StoreFiles
 from statestore.chain import Chain, StoredSnapshot, walk
 from statestore.engine.local_errors import translated
 from statestore.engine.rocks import Database, EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format.batch_log import object_of
@@ -177,8 +177,8 @@ def _large_head(way: Way, chain: Chain) -> FileProblem | None:
         for _ in changes_of(readable(target), entry.path, way.conf, most_record_bytes=limits.record_bytes)[1]:
             pass
 
-    with tempfile.TemporaryDirectory(prefix="audit-") as name, translated(Path(name)):
-        found = attempt(entry.path, lambda: read(Path(name) / "changelog"))
+    with work_folder(None, "audit") as folder, translated(folder):
+        found = attempt(entry.path, lambda: read(folder / "changelog"))
     if found is None:
         return None
     _refuse_unknown(found)
@@ -282,20 +282,17 @@ class _Decoding:
         return RowCheck.of(layout, chain, version, self.way.conf)
 
     def run(self) -> Decoded:
-        with (
-            translated(self.scratch),
-            tempfile.TemporaryDirectory(dir=self.scratch, prefix="audit-") as name,
-        ):
+        with work_folder(self.scratch, "audit") as work, translated(self.scratch):
             for version in self.look.chain.versions:
                 if version not in self.look.changelogs:
-                    self._changelog(version, Path(name) / "changelog")
+                    self._changelog(version, work / "changelog")
                 if version in self.look.chain.snapshots and version not in self.look.snapshots:
-                    folder = Path(name) / "snapshot"
+                    folder = work / "snapshot"
                     self._snapshot(version, folder)
                     shutil.rmtree(folder, ignore_errors=True)
             whole = [version for version in self.look.chain.snapshots if version not in self.look.snapshots]
             self.look.refused += checksums.of_snapshots(
-                self.way.storage, self.look.chain, whole, self.way.hidden, Path(name) / "checked"
+                self.way.storage, self.look.chain, whole, self.way.hidden, work / "checked"
             )
         return self.decoded
 

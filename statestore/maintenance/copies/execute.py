@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from statestore.engine.scratch import work_folder
 from statestore.errors import (
     AlreadyExists,
     DestinationNotEmpty,
@@ -126,8 +126,8 @@ def _content(source: Storage, file: CopyFile, scratch: Path) -> Iterator[bytes |
     if file.body is not None or file.entry.size_bytes <= MOST_READ_BYTES:
         yield source.read(file.path) if file.body is None else file.body
         return
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        piece = Path(folder) / "file"
+    with work_folder(scratch, "copy") as folder:
+        piece = folder / "file"
         source.download(file.path, piece)
         yield piece
 

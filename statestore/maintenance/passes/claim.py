@@ -50,7 +50,7 @@ def execute(
     if prepared.plan.is_done:
         return
     require_stopped(root, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    with lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock):
+    with lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock) as held:
         switch_journal.require_none(root)
         # The job may have been running when the first plan was made.
         planned = claim.plan(claim.gather(root, checkpoint), query_id=prepared.plan.query)
@@ -58,5 +58,5 @@ def execute(
         claim.require_same(root, prepared.plan, planned)
         record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
         with recorded(root, "claim", run, [record], by.clock) as done:
-            claim.execute(root, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
+            claim.execute(held.storage, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
             done.append({"claimed": planned.query})

@@ -97,10 +97,10 @@ def execute(
         switch_journal.require_none(source)
         copies.require_unchanged(source, prepared.plan.files)
         copies.begin(destination, prepared.plan)
-        stack.enter_context(
-            lease.beating(destination, "clone", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds)
+        held = stack.enter_context(
+            lease.held(destination, "clone", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds)
         )
-        copies.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
+        copies.execute(source, held.storage, prepared.plan, scratch=scratch, copied=copied)
 
 
 def is_settled(source: Storage, gathered: CloneFacts) -> RefusedAsUnsafe | None:

@@ -108,16 +108,14 @@ def execute(
         copies.require_unchanged(source, prepared.plan.files)
         mirrors.begin(destination, prepared.plan)
         of_mirror = stack.enter_context(
-            lease.beating(
-                destination, "mirror", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds
-            )
+            lease.held(destination, "mirror", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds)
         )
         if not prepared.plan.is_current:
-            mirrors.execute(source, destination, prepared.plan, scratch=scratch, copied=copied)
+            mirrors.execute(source, of_mirror.storage, prepared.plan, scratch=scratch, copied=copied)
         cleanup = _cleanup(source, destination)
         if cleanup.obsolete:
             with runs.recorded(destination, "mirror", run, records.of_cleanup(cleanup), by.clock) as done:
-                for files in mirrors.execute_cleanup(destination, cleanup, of_mirror.require):
+                for files in mirrors.execute_cleanup(of_mirror.storage, cleanup, of_mirror.require):
                     done.append(records.of_cleaned(files))
     return cleanup
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statestore.errors import LocalStateError, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
 from statestore.maintenance import rewind, runs
@@ -87,7 +87,11 @@ def plan(
         failed = rewind.prove(
             storage, gathered.heads, conf, scratch=scratch, clock=by.clock, ids=by.ids, restored=restored
         )
-        found += [_unproved(store, error) for store, error in sorted(failed.items())]
+        # A full scratch disk says nothing about the checkpoint.
+        found += [
+            error if isinstance(error, LocalStateError) else _unproved(store, error)
+            for store, error in sorted(failed.items())
+        ]
     position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
     if planned.actions and file_sink is None and not has_no_file_sink:
         found += guards.refusals(rewind.require_file_sink_named(gathered))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statestore import switch_journal
+from statestore.engine.scratch import free_bytes
 from statestore.errors import (
     AlreadyExists,
     DestinationNotEmpty,
@@ -35,7 +36,6 @@ from statestore.maintenance.savepoints.execute import begin
 from statestore.maintenance.savepoints.manifest import Summary, summary_of
 from statestore.maintenance.savepoints.record import StoreRows
 from statestore.maintenance.savepoints.removal import Removal
-from statestore.maintenance.scratch import free_bytes
 from statestore.origin import Origin, origin_of
 from statestore.storage import Storage, open_storage
 
@@ -125,8 +125,8 @@ def execute_rows(
         switch_journal.require_none(source)
         _require_scratch(prepared.plan, destination, scratch, workers)
         begin(destination, prepared.plan)
-        with _kept(source, destination, prepared, by, mode):
-            made = _saved(source, destination, prepared.plan, by, scratch, workers, wrote, finished)
+        with _kept(source, destination, prepared, by, mode) as leased:
+            made = _saved(source, leased, prepared.plan, by, scratch, workers, wrote, finished)
     if prepared.label is not None:
         record_label(source, destination, replace(prepared.label, size_bytes=made.bytes), mode)
     return made
@@ -162,15 +162,18 @@ def _saved(
 
 
 @contextmanager
-def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Maintainer, mode: Mode) -> Iterator[None]:
-    """Have the lease of the destination, and hold the batch in the source unless its mode is `observe`."""
+def _kept(
+    source: Storage, destination: Storage, prepared: PreparedRows, by: Maintainer, mode: Mode
+) -> Iterator[Storage]:
+    """Have the lease of the destination, and hold the batch in the source unless its mode is `observe`. Yields the
+    destination for the work under the lease."""
     run, batch = by.ids.fresh(), prepared.plan.begun.batch
     unheld = "Spark deletes old state files itself" if prepared.gathered.contents.origin is Origin.NATIVE else ""
     if mode is Mode.OBSERVE:
         unheld = "mode observe allows no hold in the source"
     with ExitStack() as stack:
-        stack.enter_context(
-            lease.beating(
+        held = stack.enter_context(
+            lease.held(
                 destination, "savepoint", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds
             )
         )
@@ -178,7 +181,7 @@ def _kept(source: Storage, destination: Storage, prepared: PreparedRows, by: Mai
             hold = Hold(batch=batch, holder=by.holder, verb="savepoint")
             stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
         try:
-            yield
+            yield held.storage
         except VersionNotLoadable as error:
             if not unheld:
                 raise

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
+from statestore.durations import utc
 from statestore.format import names
 from statestore.format.names import StorePath
 from statestore.maintenance import announcements
@@ -105,7 +105,7 @@ def _when(
         if not known:
             return "unknown: the storage reports no modification time", None
         first, last = min(known), max(known)
-        begin, end = _time(first), _time(last)
+        begin, end = utc(first), utc(last)
         return f"from {begin}" + (f"; all of them from {end}" if end != begin else ""), first
     if rule in _BY_BATCHES or rule is Rule.WAY_BACK:
         return _after_batch(
@@ -176,7 +176,3 @@ def _stays_seconds(path: str, rule: Rule, policy: RetentionPolicy) -> float:
     if path.startswith((f"{names.DELETING}/", f"{TEMP_FOLDER}/")):
         return announcements.LIFE_SECONDS
     return policy.grace_seconds
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from statestore import attempts, binding, catalog, switch_journal
 from statestore.attempt_outputs import parsed_position
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog, batches_of
+from statestore.durations import utc
 from statestore.errors import (
     CorruptFile,
     NotACheckpoint,
@@ -61,8 +61,8 @@ def batch_at(storage: Storage, seconds: float) -> int:
     if not older:
         first, time = min(known)
         raise VersionNotLoadable(
-            f"no retained batch is from {_utc(seconds)} or earlier: the oldest retained batch, {first}, was committed at "
-            f"{_utc(time)}",
+            f"no retained batch is from {utc(seconds, between=' ')} or earlier: the oldest retained batch, {first}, was "
+            f"committed at {utc(time, between=' ')}",
             path=names.commits(first),
             hint="choose a later time, or restore the checkpoint from a backup",
         )
@@ -280,7 +280,3 @@ def _no_batch(storage: Storage) -> NotACheckpoint:
     return NotACheckpoint(
         "has no committed batch: there is nothing to rewind", path=storage.url, hint="check the location"
     )
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

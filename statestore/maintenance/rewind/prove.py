@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from statestore.clock import Clock, Ids
 from statestore.commit_log import Heads
 from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.local_errors import translated
 from statestore.engine.rocks import EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import StatekeeperError
 from statestore.format.names import EMPTY, StorePath
 from statestore.format.state_conf import StateConf
@@ -37,14 +36,12 @@ def prove(
     the machine has cores. Reads only.
     """
     failed: dict[StorePath, StatekeeperError] = {}
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
 
     def restore(store: StorePath) -> None:
-        with tempfile.TemporaryDirectory(dir=scratch, prefix="rewind-") as folder:
-            cache = LocalCopyFolder(Path(folder) / "store", _LIMITS, ids)
+        with work_folder(scratch, "rewind") as folder:
+            cache = LocalCopyFolder(folder / "store", _LIMITS, ids)
             loader = Loader(store, storage, cache, _LIMITS, clock=clock, lock_timeout_seconds=0, conf=conf)
-            with loader.restore(heads.heads[store], Path(folder) / "database").database:
+            with loader.restore(heads.heads[store], folder / "database").database:
                 pass
 
     def ended(store: StorePath, outcome: StatekeeperError | None) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from statestore.engine.local_errors import translated
 from statestore.engine.rows_digest import RowsDigest
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.names import StorePath
 from statestore.format.provider import Provider
@@ -49,14 +49,11 @@ def rebuild(
     the first snapshot is published, and each snapshot is read back. Raises as `read`; `CorruptFile` if rows differ,
     `UnknownFormatVersion` if the partitions number their column families differently, `LocalDiskFull`, `StorageError`.
     """
-    with translated(machine.scratch):
-        machine.scratch.mkdir(parents=True, exist_ok=True)
     with (
+        work_folder(machine.scratch, "rewrite") as folder,
         translated(machine.scratch),
-        tempfile.TemporaryDirectory(dir=machine.scratch, prefix="rewrite-") as name,
         callers(_processes(group, machine)) as call,
     ):
-        folder = Path(name)
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
         with _spool(folder / "spool", piece_bytes, call) as spool:
             if planned.load is None:

@@ -8,12 +8,12 @@ alone would run the batch, and the sink would drop its rows.
 from __future__ import annotations
 
 import shlex
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from statestore.engine.local_errors import translated
+from statestore.engine.scratch import work_folder
 from statestore.errors import AlreadyExists, RefusedAsUnsafe
 from statestore.format import file_sink
 from statestore.format.file_sink import INTERVAL_CONF, LogEntry
@@ -67,10 +67,8 @@ def write(sink: Storage, planned: FileSinkPlan, scratch: Path) -> None:
 
     *Guarantee*: overwrites no file. Raises `RefusedAsUnsafe` if the entry exists with other lines; `StorageError`.
     """
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
-    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="file-sink-") as folder:
-        content = _content(sink, planned.sources, Path(folder))
+    with work_folder(scratch, "file-sink") as folder, translated(scratch):
+        content = _content(sink, planned.sources, folder)
         try:
             sink.create(planned.entry.path, content)
         except AlreadyExists as error:

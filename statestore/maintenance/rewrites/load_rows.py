@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statestore.contents import Layout
-from statestore.engine.local_errors import translated
 from statestore.engine.rows_digest import RowsDigest
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
 from statestore.format.family_encode import encode_keys, encode_values
 from statestore.format.murmur3 import partitions_of, row_hashes
@@ -119,11 +118,8 @@ def _each(items: Sequence[Item], work: Callable[[Item, Path], None], machine: Ma
             failed.append(outcome)
 
     def in_folder(item: Item) -> None:
-        with translated(machine.scratch):
-            machine.scratch.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.TemporaryDirectory(dir=machine.scratch, prefix="load-")
-        with folder as name:
-            work(item, Path(name))
+        with work_folder(machine.scratch, "load") as folder:
+            work(item, folder)
 
     if items:
         in_pool(in_folder, items, ended, workers=max(1, min(machine.workers, len(items))))

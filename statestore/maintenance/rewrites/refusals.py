@@ -45,6 +45,6 @@ def of_disk(stopped: SwitchoverFacts, local_bytes: int) -> Iterator[str]:
     """Require enough local disk."""
     if local_bytes > stopped.free_bytes:
         yield (
-            f"up to {local_bytes:,} bytes of local disk are needed, but {stopped.free_bytes:,} are free: use another disk "
-            f"with --scratch"
+            f"up to {local_bytes:,} bytes of local disk are needed, but {stopped.free_bytes:,} are free in the scratch "
+            f"folder {stopped.scratch}: use another disk with --scratch"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from statestore.clock import Clock, Ids
 from statestore.contents import Contents, Layout, OpenStore, Pairs, opened
 from statestore.engine.local_errors import translated
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile
 from statestore.format import savepoint_names as names
 from statestore.format.family_rows import FAMILY_BYTES
@@ -49,7 +49,7 @@ def write_store(
     with (
         _typed_errors(store),
         opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as rows,
-        _folder(scratch) as folder,
+        work_folder(scratch, "savepoint") as folder,
     ):
 
         def writer_of(family: str | None) -> _PartWriter:
@@ -91,20 +91,14 @@ def _typed_errors(store: StorePath) -> Iterator[None]:
 
 def write_empty(table: Table, destination: Storage, scratch: Path) -> File:
     """Write a file without rows, which tells the columns of a table without rows."""
-    with _folder(scratch) as folder:
-        path = Path(folder) / "empty.parquet"
+    with work_folder(scratch, "savepoint") as folder:
+        path = folder / "empty.parquet"
         with translated(scratch):
             pq.write_table(table.schema.empty_table(), path)
         name = names.empty_part(table.folder)
         size = path.stat().st_size
         destination.create(name, path)
     return File(path=name, rows=0, bytes=size)
-
-
-def _folder(scratch: Path) -> tempfile.TemporaryDirectory[str]:
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=scratch, prefix="savepoint-")
 
 
 def _batches(table: Table, partition: int, rows: OpenStore, pairs: Pairs) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from statestore.clock import Clock, Ids
 from statestore.engine.local_copy import LocalCopyFolder
 from statestore.engine.local_errors import translated
 from statestore.engine.rocks import EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statestore.format.family_rows import FAMILY_BYTES
 from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
@@ -123,10 +123,8 @@ def execute(
     upload; `LocalDiskFull`, `StorageError`.
     """
     started = clock.monotonic_seconds()
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
-    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="snapshot-") as name:
-        folder, captured = Path(name), Path(name) / "captured"
+    with work_folder(scratch, "snapshot") as folder, translated(scratch):
+        captured = folder / "captured"
         limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
         cache = LocalCopyFolder(folder / "store", limits, ids)
         loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=action.conf)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statestore import attempts, catalog
 from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
+from statestore.engine.scratch import free_bytes
 from statestore.errors import CorruptFile, UnknownFormatVersion
 from statestore.format import logs, names
 from statestore.format.names import EMPTY, StorePath, VersionId
@@ -19,7 +20,6 @@ from statestore.format.structure import Structure
 from statestore.format.untrusted import BAD_VALUES
 from statestore.maintenance import audit, snapshot
 from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.scratch import free_bytes
 from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
 from statestore.storage import Storage, at_once, read_or_none
 
@@ -78,6 +78,7 @@ def gather(
         audit=None if half_done else audit.judge(audit.gather(storage), policy),
         half_done=half_done,
         free_bytes=free_bytes(scratch),
+        scratch=str(scratch),
         replay_bytes_per_second=of_snapshots.replay_bytes_per_second,
     )
 

@@ -145,8 +145,8 @@ def _refusals(
     needed = local_bytes(steps, workers)
     if needed > gathered.free_bytes:
         yield (
-            f"up to {needed:,} bytes of local disk are needed, but {gathered.free_bytes:,} are free: use another disk with "
-            f"--scratch, or fewer --workers"
+            f"up to {needed:,} bytes of local disk are needed, but {gathered.free_bytes:,} are free in the scratch folder "
+            f"{gathered.scratch}: use another disk with --scratch, or fewer --workers"
         )
 
 

@@ -54,7 +54,7 @@ class SwitchoverFacts:
     partitions       number of partitions in the newest offsets; None if they do not contain it
     repartitions     whether the next batch has another number of partitions
     audit            None while a switchover is half done; it was clean before the switchover
-    free_bytes       of local disk
+    free_bytes       of the disk of the folder `scratch`
     """
 
     origin: Origin
@@ -75,6 +75,7 @@ class SwitchoverFacts:
     audit: Audit | None = None
     half_done: OpenJournal | None = None
     free_bytes: int = 0
+    scratch: str = ""
     replay_bytes_per_second: float = 1.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from statestore import switch_journal as journal
 from statestore.chain import look_at_snapshot
 from statestore.engine.local_errors import translated
 from statestore.engine.rocks import EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import AlreadyExists, CorruptFile, StatekeeperError
 from statestore.format.names import StorePath
 from statestore.format.snapshot import encode_snapshot, read_snapshot
@@ -136,10 +136,8 @@ def _reuse(storage: Storage, begun: Begun, step: StoreStep, scratch: Path, plann
     """Publish the snapshot at the head under its other name: a new zip with the same tables. Both snapshots are read in
     full and compared. Raises `SnapshotUnusable`, before it writes, if the snapshot at the head cannot be read."""
     name = begun.stores[step.store]
-    with translated(scratch):
-        scratch.mkdir(parents=True, exist_ok=True)
-    with translated(scratch), tempfile.TemporaryDirectory(dir=scratch, prefix="switch-") as directory:
-        folder, conf = Path(directory), planned.conf
+    conf = planned.conf
+    with work_folder(scratch, "switch") as folder, translated(scratch):
         base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf, verified=True)
         with base.database as database:
             digest = database.digest()

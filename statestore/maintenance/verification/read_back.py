@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from statestore.chain import ReadFault
 from statestore.clock import Clock
 from statestore.engine.local_errors import translated
 from statestore.engine.rocks import EngineLimits
+from statestore.engine.scratch import work_folder
 from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
 from statestore.format import names
 from statestore.format import table as tables
@@ -64,13 +64,10 @@ def read_all(
     `pool.in_pool`.
     """
     before = storage.requests.snapshot()
-    if scratch is not None:
-        with translated(scratch):
-            scratch.mkdir(parents=True, exist_ok=True)
 
     def work(read: SnapshotRead) -> ReadBack:
-        with tempfile.TemporaryDirectory(dir=scratch, prefix="verify-") as folder:
-            return _Reader(storage, read, Path(folder), clock.now_seconds()).run()
+        with work_folder(scratch, "verify") as folder:
+            return _Reader(storage, read, folder, clock.now_seconds()).run()
 
     in_pool(work, reads, ended, workers=max(1, min(workers, len(reads))))
     return storage.requests.since(before)

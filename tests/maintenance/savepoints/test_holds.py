@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from statestore import catalog
+from statestore.clock import SystemClock
 from statestore.errors import LeaseLost, LocalDiskFull, RefusedAsUnsafe, RootHeld, StorageError, VersionNotLoadable
 from statestore.format import names, savepoint_names
 from statestore.format.savepoint_names import BEGUN, MANIFEST
@@ -22,7 +23,6 @@ from statestore.maintenance.config import Mode, Policies
 from statestore.maintenance.holds import Hold
 from statestore.maintenance.retention import RetentionPolicy
 from statestore.maintenance.savepoints.write import FILE_BYTES
-from statestore.maintenance.timer import every
 from statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, made, own
 from tests.support.commands import statekeeper
@@ -196,7 +196,7 @@ def test_an_action_is_repeated_during_the_work_and_survives_an_error() -> None:
         if len(calls) == 1:
             raise StorageError("is down")
 
-    with every(0.01, action):
+    with SystemClock().every(0.01, action):
         time.sleep(0.3)
     number = len(calls)
     assert number > 2
