@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
+from statestore import catalog
 from statestore.cli import common
 from statestore.format import names
 from statestore.format.provider import Provider
@@ -23,7 +24,7 @@ from tests.interop.sequences.commands import commands
 from tests.interop.sequences.harm import harm
 from tests.interop.sequences.model import Entry, History
 from tests.interop.sequences.worlds import Failure, NativeWorld, Told, World, called
-from tests.support.edited_keys import a_key_of, leaves
+from tests.support.edited_keys import leaves
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.switching import WRITES
 
@@ -97,6 +98,8 @@ def _switch(played: Played) -> Change:
     why = None
     if entry.provider is Provider.HDFS_BACKED:
         why = "the default provider has no structure V2"
+    if played.world.is_job and played.history.is_begun:
+        why = IS_BEGUN
     return Change(
         ("switch", played.world.root, "--to", to.value),
         lambda: played.history.changed(replace(entry, structure=to)),
@@ -171,7 +174,7 @@ def _load(played: Played) -> Change:
 
 def _edit(played: Played) -> Change:
     entry, world = played.entry, played.world
-    found = a_key_of(world.root)
+    found = world.a_key()
     if found is None:
         raise NotNow
     operator, key = found
@@ -179,6 +182,8 @@ def _edit(played: Played) -> Change:
     why = None
     if world.is_job and entry.structure is Structure.V1:
         why = "this release does not edit a state root in V1"
+    elif world.is_job and played.history.is_begun:
+        why = IS_BEGUN
     before = world.state()
 
     def after() -> History:
@@ -492,6 +497,9 @@ def kill(played: Played) -> str:
         return f"{died}, aborted"
     _finish_or_fail(told)
     world.history = change.after()
+    if name == "load" and catalog.newest_batch(open_storage(world.root)) == world.history.newest + 1:
+        # The first run had ended, and the command has loaded the savepoint once more.
+        world.history = world.history.appended(world.history.entry)
     _remember_undo(played, told, before)
     world.mirror_is_behind = True
     return f"{died}, finished"
@@ -544,11 +552,13 @@ def damage(played: Played) -> str:
 def stop(played: Played) -> str:
     """Spark dies in the middle of a batch, before its commit."""
     world = played.world
-    if world.is_job or world.history.is_begun:
+    if world.history.is_begun:
         raise NotNow
     before, number = world.history, world.history.newest + 1
     world.run(1)
-    world.tree().put(names.commits(number), None)
+    # Of a job, also the commit of its root: the sink has the rows, and the batch runs again.
+    for tree in world.trees():
+        tree.put(names.commits(number), None)
     world.history, world.undo = replace(before, is_begun=True), None
     return f"Spark dies in batch {number}"
 

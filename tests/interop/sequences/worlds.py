@@ -35,6 +35,7 @@ from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.passes import Maintainer
 from tests.interop.sequences.model import Entry, History, Moment
+from tests.support.edited_keys import a_key_of
 from tests.support.native import (
     CHANGELOGS,
     DEFAULT_PROVIDER,
@@ -219,6 +220,10 @@ class World(ABC):
     @abstractmethod
     def forked(self, entry: Entry, change: Mapping[str, Any]) -> Moment:
         """Return the moment of the checkpoint as it is now: its state was changed on purpose."""
+
+    @abstractmethod
+    def a_key(self) -> tuple[int, dict[str, Any]] | None:
+        """An operator with a grouping key, and a key in its state; None if there is none."""
 
     @abstractmethod
     def at(self, root: str) -> None:
@@ -467,6 +472,9 @@ class NativeWorld(World):
         self.root = root
         self.query.checkpoint = root.replace("s3://", "s3a://") if "://" in root else Path(root)  # type: ignore[assignment]
 
+    def a_key(self) -> tuple[int, dict[str, Any]] | None:
+        return a_key_of(self.root)  # type: ignore[arg-type]
+
     def state_by_spark(self) -> Mapping[str, Rows]:
         self.query.confs = self.confs_of(self.history.entry)
         return without_partitions(state(self.query))
@@ -601,3 +609,7 @@ class JobWorld(World):
 
     def at(self, root: str) -> None:
         self.root = root
+
+    def a_key(self) -> tuple[int, dict[str, Any]] | None:
+        held = sorted(self.state())
+        return (0, {"key": int(held[0].partition(":")[0])}) if held else None
