@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.streaming import DataStreamWriter
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
@@ -292,19 +293,14 @@ class NativeQuery:
     def run(self, batches: int) -> None:
         """Run this number of further batches from the checkpoint, each with fresh input. The query starts and ends."""
         self.add_input(batches)
-
-        def keep(frame: DataFrame, batch: int) -> None:
-            self.outputs[batch] = Counter(map(str, frame.collect()))
-
         with configured(self.spark, self.confs):
             streams = [
                 self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.folder / side))
                 for side in ("left", "right")
             ]
             writer = (
-                self.operator.query(*streams)
-                .writeStream.outputMode(self.operator.mode)
-                .foreachBatch(keep)
+                self.with_sink(self.operator.query(*streams))
+                .outputMode(self.operator.mode)
                 .option("checkpointLocation", str(self.checkpoint))
                 .trigger(availableNow=True)
             )
@@ -313,6 +309,14 @@ class NativeQuery:
             query = writer.start()
             query.awaitTermination()
             self.progress = query.recentProgress
+
+    def with_sink(self, rows: DataFrame) -> DataStreamWriter:
+        """The writer of the output, which records the rows of each batch."""
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            self.outputs[batch] = Counter(map(str, frame.collect()))
+
+        return rows.writeStream.foreachBatch(keep)
 
     def saved(self, name: str) -> None:
         """Save the checkpoint, the outputs and the number of batches under a name."""

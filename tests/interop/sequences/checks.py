@@ -115,6 +115,8 @@ def require_sound_copy(world: World, root: str, batch: int, counts: Counter[str]
 def require_views(world: World, counts: Counter[str]) -> None:
     """Require that Spark's own reader shows the twin's state. Only for a state that no verb has changed."""
     moment = world.history.entry.moment
+    if isinstance(world, NativeWorld):
+        world.require_visible_rows()
     if isinstance(world, NativeWorld) and not moment.lineage and moment.files:
         counts["comparisons by Spark's reader"] += 1
         found, expected = world.state_by_spark(), world.twin.state_by_spark(moment.files)
@@ -125,8 +127,7 @@ def require_views(world: World, counts: Counter[str]) -> None:
 
 def completed(arguments: Sequence[str]) -> list[str]:
     """A command as a person completes it after its plan: with --apply and the confirmation."""
-    verb = main.commands[arguments[0]]
-    options = {name for one in verb.params if isinstance(one, click.Option) for name in one.opts}
+    options = _options_of(arguments[0])
     more = []
     acts = {"--apply", "--abort", "--undo", "--list", "--break"}
     if "--apply" in options and not acts & set(arguments):
@@ -157,6 +158,10 @@ def follow(world: World, text: str, counts: Counter[str], *, then: Sequence[obje
 
 def run_printed(world: World, arguments: list[str], text: str) -> Told:
     """Run a printed command as it stands; a plan, also with --apply. Require that it works."""
+    options = _options_of(arguments[0])
+    if world.sink and "--file-sink" in options and not {"--file-sink", "--undo", "--abort"} & set(arguments):
+        # A checkpoint does not name the sink. The plan asks for it.
+        arguments = [*arguments, "--file-sink", world.sink]
     told = called(*arguments, *scratch_of(world, arguments))
     if arguments[0] in LOOKS:
         if told.exit_code not in (0, FINDINGS):
@@ -173,9 +178,12 @@ def run_printed(world: World, arguments: list[str], text: str) -> Told:
     return told
 
 
+def _options_of(verb: str) -> set[str]:
+    return {name for one in main.commands[verb].params if isinstance(one, click.Option) for name in one.opts}
+
+
 def scratch_of(world: World, arguments: Sequence[str]) -> list[str]:
-    names = {name for one in main.commands[arguments[0]].params if isinstance(one, click.Option) for name in one.opts}
-    return world.options if "--scratch" in names and "--scratch" not in arguments else []
+    return world.options if "--scratch" in _options_of(arguments[0]) and "--scratch" not in arguments else []
 
 
 def places(world: World) -> dict[str, str]:

@@ -21,15 +21,21 @@ def harm(world: World, chance: Random, counts: Counter[str]) -> str:
     """Damage a file of a copy, and compare the audit with Spark's start."""
     kind, path, how = _chosen(world, chance)
     counts[f"damage: {kind} {how}"] += 1
+    tree = world.tree()
+    keeps_checksum = chance.random() < 0.3
+    data = _damaged(tree.files()[path], how, chance)
     with world.trial():
-        tree = world.tree()
-        keeps_checksum = chance.random() < 0.3
-        tree.put(path, _damaged(tree.files()[path], how, chance), keeps_checksum=keeps_checksum)
+        tree.put(path, data, keeps_checksum=keeps_checksum)
         try:
-            _require_agreement(world, counts)
+            way = _require_agreement(world, counts)
         except Failure as failure:
             raise Failure(f"{failure.kind}, {kind} {how}", f"{path} {how}: {failure}") from failure
-    return f"{path} {how}"
+    if way is None or chance.random() < 0.5:
+        return f"{path} {how}, on a copy"
+    tree.put(path, data, keeps_checksum=keeps_checksum)
+    _take(world, way, counts)
+    world.undo, world.mirror_is_behind = None, True
+    return f"{path} {how}, and {' '.join(way[0])}"
 
 
 def _chosen(world: World, chance: Random) -> tuple[str, str, str]:
@@ -66,7 +72,8 @@ def _damaged(data: bytes, how: str, chance: Random) -> bytes | None:
     return data[: len(data) // 2] if how == "torn" else b""
 
 
-def _require_agreement(world: World, counts: Counter[str]) -> None:
+def _require_agreement(world: World, counts: Counter[str]) -> list[list[str]] | None:
+    """Return the printed commands that let Spark start again; None if it starts without them, or if none does."""
     look = audited(world, deep=True)
     start = _started(world, counts)
     is_right = start.error is None and start.failure is None
@@ -75,11 +82,16 @@ def _require_agreement(world: World, counts: Counter[str]) -> None:
         raise Failure("audit without error, Spark fails", f"{what}\n{look}")
     if is_right and look.restart is None:
         raise Failure("audit finds no restart, Spark starts", str(look))
-    helped = False
-    for finding in (look.errors or look.findings)[:2]:
-        helped |= _advised(world, finding, look, counts, is_needed=not is_right and not helped)
-    if not is_right and not helped and not world.is_job:
+    ways = [
+        way
+        for finding in (look.errors or look.findings)[:2]
+        if (way := _advised(world, finding, look, counts, is_needed=not is_right)) is not None
+    ]
+    if is_right:
+        return None
+    if not ways and not world.is_job:
         _require_no_way(world, look, counts)
+    return ways[0] if ways else None
 
 
 def _started(world: World, counts: Counter[str]) -> Start:
@@ -105,35 +117,41 @@ def _started(world: World, counts: Counter[str]) -> Start:
     return Start(None)
 
 
-def _advised(world: World, finding: dict[str, str], look: Look, counts: Counter[str], *, is_needed: bool) -> bool:
-    """Follow the advice of a finding on a copy. Return whether its commands make Spark start."""
+def _advised(
+    world: World, finding: dict[str, str], look: Look, counts: Counter[str], *, is_needed: bool
+) -> list[list[str]] | None:
+    """Follow the advice of a finding on a copy. Return its commands, if Spark starts after them."""
     printed = [one for one in commands(finding["action"], checks.places(world)) if one[0] not in checks.LOOKS]
     if not printed:
-        return False
+        return None
     with world.trial():
-        for arguments in printed:
-            counts["printed commands"] += 1
-            told = run_printed(world, arguments, finding["action"])
-            if arguments[0] != "rewind":
-                continue
-            batch = int(arguments[arguments.index("--to-batch") + 1])
-            world.history = world.history.rewound(batch)
-            if world.is_job:
-                for more in commands(told.output, checks.places(world)):
-                    if "--query-id" in more:
-                        run_printed(world, more, told.output)
+        _take(world, printed, counts, finding["action"])
         now = audited(world, deep=True)
         same = [one for one in now.findings if (one["code"], one["file"]) == (finding["code"], finding["file"])]
         if same:
             raise Failure("advice does not resolve its finding", f"{printed}\n{same[0]}\nbefore: {look}")
         if not is_needed:
-            return True
+            return printed
         start = _started(world, counts)
-        if start.error is not None or start.failure is not None:
-            if not now.errors:
-                raise Failure("audit clean after its advice, Spark fails", f"{printed}\n{start}\n{now}")
-            return False
-    return True
+        if start.error is None and start.failure is None:
+            return printed
+        if not now.errors:
+            raise Failure("audit clean after its advice, Spark fails", f"{printed}\n{start}\n{now}")
+    return None
+
+
+def _take(world: World, printed: list[list[str]], counts: Counter[str], text: str = "") -> None:
+    """Run printed commands, and change the model as they change the checkpoint."""
+    for arguments in printed:
+        counts["printed commands"] += 1
+        told = run_printed(world, arguments, text)
+        if arguments[0] != "rewind":
+            continue
+        world.history = world.history.rewound(int(arguments[arguments.index("--to-batch") + 1]))
+        if world.is_job:
+            for more in commands(told.output, checks.places(world)):
+                if "--query-id" in more:
+                    run_printed(world, more, told.output)
 
 
 def _require_no_way(world: World, look: Look, counts: Counter[str]) -> None:
@@ -157,6 +175,14 @@ def _earlier(world: World) -> Iterator[int]:
 
 def _rewound_to(world: World, batch: int) -> int:
     told = called(
-        "rewind", world.root, "--to-batch", batch, "--apply", "--confirm-stopped", "--keep-query-id", *world.options
+        "rewind",
+        world.root,
+        "--to-batch",
+        batch,
+        "--apply",
+        "--confirm-stopped",
+        "--keep-query-id",
+        *world.sink_options,
+        *world.options,
     )
     return told.exit_code

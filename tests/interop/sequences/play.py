@@ -24,6 +24,7 @@ from tests.interop.sequences.model import Entry, Moment
 from tests.interop.sequences.steps import STEPS, NotNow, Played
 from tests.interop.sequences.worlds import Failure, JobWorld, NativeTwin, NativeWorld, World
 from tests.support.native import CHANGELOGS, ON_DEFAULT_PROVIDER
+from tests.support.native import OPERATORS as NATIVE_OPERATORS
 from tests.support.s3_server import S3Server
 
 OPERATORS = {
@@ -42,7 +43,7 @@ OPERATORS = {
     "transformWithState": 1,
 }
 """With their weights: transformWithState starts Python for each batch and store."""
-JOBS, ON_S3, DEFAULT_PROVIDER, ZIPS = 0.25, 0.1, 0.1, 0.1
+JOBS, ON_S3, DEFAULT_PROVIDER, ZIPS, FILE_SINKS = 0.25, 0.1, 0.1, 0.1, 0.25
 """The shares of worlds."""
 
 
@@ -201,7 +202,17 @@ class Player:
             self._twins[operator] = NativeTwin(
                 self._spark, operator, self._folder / f"twin-{operator.replace(' ', '-')}"
             )
-        return NativeWorld(self._spark, folder, operator, entry, self._twins[operator], server=server, confs=confs)
+        has_file_sink = NATIVE_OPERATORS[operator].mode == "append" and server is None and chance.random() < FILE_SINKS
+        return NativeWorld(
+            self._spark,
+            folder,
+            operator,
+            entry,
+            self._twins[operator],
+            server=server,
+            confs=confs,
+            has_file_sink=has_file_sink,
+        )
 
     @contextmanager
     def _place(self) -> Iterator[Path]:

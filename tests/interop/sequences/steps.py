@@ -119,7 +119,7 @@ def _rescale(played: Played) -> Change:
     if played.history.is_begun:
         why = IS_BEGUN
     return Change(
-        ("rescale", world.root, "--partitions", str(partitions)),
+        ("rescale", world.root, "--partitions", str(partitions), *world.sink_options),
         lambda: played.history.changed(rescaled) if world.is_job else played.history.appended(rescaled),
         why,
     )
@@ -132,7 +132,7 @@ def _convert(played: Played) -> Change:
     if entry.provider is Provider.HDFS_BACKED:
         structure = played.chance.choice([*Structure])
         converted = replace(entry, provider=Provider.ROCKSDB, structure=structure)
-        arguments = ("convert", world.root, "--to", "rocksdb", "--structure", structure.value)
+        arguments = ("convert", world.root, "--to", "rocksdb", "--structure", structure.value, *world.sink_options)
         why = IS_BEGUN if played.history.is_begun else None
         return Change(arguments, lambda: played.history.appended(converted), why)
     assert isinstance(world, NativeWorld)
@@ -144,7 +144,9 @@ def _convert(played: Played) -> Change:
     elif played.history.is_begun:
         why = IS_BEGUN
     converted = replace(entry, provider=Provider.HDFS_BACKED)
-    return Change(("convert", world.root, "--to", "hdfs"), lambda: played.history.appended(converted), why)
+    return Change(
+        ("convert", world.root, "--to", "hdfs", *world.sink_options), lambda: played.history.appended(converted), why
+    )
 
 
 def _load(played: Played) -> Change:
@@ -169,7 +171,7 @@ def _load(played: Played) -> Change:
         loaded = entry if same else replace(entry, moment=world.forked(entry, {"load": of.moment}))
         return played.history.changed(loaded) if world.is_job else played.history.appended(loaded)
 
-    return Change(("load", folder, world.root, "--replace-state"), after, why)
+    return Change(("load", folder, world.root, "--replace-state", *world.sink_options), after, why)
 
 
 def _edit(played: Played) -> Change:
@@ -210,6 +212,8 @@ def _changed(name: str) -> Step:
     def step(played: Played) -> str:
         change = CHANGES[name](played)
         before = played.history
+        if played.chance.random() < 0.3:
+            _require_plan(played, change)
         told = called(*change.arguments, "--apply", STOPPED, *played.world.options)
         if change.why is not None:
             _require_rejected(played, change, told)
@@ -223,6 +227,16 @@ def _changed(name: str) -> Step:
         return " ".join(change.arguments)
 
     return step
+
+
+def _require_plan(played: Played, change: Change) -> None:
+    """The command without --apply tells whether the verb is accepted, and changes nothing."""
+    before = played.world.tree().files()
+    told = called(*change.arguments, *played.world.options)
+    if (told.exit_code == 0) != (change.why is None):
+        raise Failure(f"plan: {change.arguments[0]}", f"{change.why}\n{told}")
+    if played.world.tree().files() != before:
+        raise Failure("a plan changed the checkpoint", str(told))
 
 
 def _remember_undo(played: Played, told: Told, before: History) -> None:
@@ -305,6 +319,26 @@ def gc(played: Played) -> str:
     return f"gc --retain {retain} {' '.join(more)}".strip()
 
 
+def look(played: Played) -> str:
+    """Verbs that only read, and `unpack`, which adds copies of the changelogs of batch logs."""
+    world = played.world
+    before = world.tree().files()
+    verbs = [("inspect", world.root), ("diff", world.root), ("lease", world.root), ("gc", world.root)]
+    for arguments in verbs:
+        told = called(*arguments)
+        if told.exit_code not in (0, checks.FINDINGS):
+            raise Failure(arguments[0], str(told))
+        follow(world, told.output, played.counts)
+    if world.tree().files() != before:
+        raise Failure("a verb that reads changed the checkpoint", str(verbs))
+    if not world.is_job:
+        return "inspect, diff, lease, gc"
+    told = called("unpack", world.root)
+    if told.exit_code:
+        raise Failure("unpack", str(told))
+    return "inspect, diff, lease, gc, unpack"
+
+
 def repair(played: Played) -> str:
     more = played.chance.choice(([], ["--deep"]))
     told = called("repair", played.world.root, *more, "--apply", STOPPED, *played.world.options)
@@ -339,8 +373,9 @@ def rewind(played: Played) -> str:
     return f"rewind --to-batch {target}"
 
 
-def _rewound(world: World, target: int, *more: str) -> Told:
-    return called("rewind", world.root, "--to-batch", target, "--apply", STOPPED, *more, *world.options)
+def _rewound(world: World, target: int) -> Told:
+    more = (*world.sink_options, *world.options)
+    return called("rewind", world.root, "--to-batch", target, "--apply", STOPPED, *more)
 
 
 def _rewind_checkpoint(played: Played, target: int, told: Told) -> None:
@@ -376,6 +411,9 @@ def clone(played: Played) -> str:
         # The checkpoint of the query is at the newest batch.
         if batch == world.history.newest:
             require_sound_copy(world, to, batch, played.counts)
+        return f"clone --batch {batch}"
+    if world.sink and batch != world.history.newest:
+        # The file sink has later batches, which Spark would skip.
         return f"clone --batch {batch}"
     require_sound_copy(world, to, batch, played.counts)
     if played.chance.random() < 0.5:
@@ -573,6 +611,7 @@ STEPS: Mapping[str, tuple[int, Step]] = {
     "undo": (2, undo),
     "snapshot": (3, snapshot),
     "gc": (3, gc),
+    "look": (1, look),
     "repair": (1, repair),
     "rewind": (4, rewind),
     "clone": (3, clone),

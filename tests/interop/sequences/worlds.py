@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 from pipelines.batch_log import LogLayout
 from pipelines.host import Host
@@ -31,6 +32,7 @@ from pipelines.query import start
 from pipelines.sinks import AtLeastOnceSink
 from statestore.cli import main
 from statestore.clock import RandomIds, SystemClock
+from statestore.format.file_sink import INTERVAL_CONF
 from statestore.format.provider import Provider
 from statestore.format.structure import Structure
 from statestore.maintenance.passes import Maintainer
@@ -202,6 +204,11 @@ class World(ABC):
     @abstractmethod
     def is_job(self) -> bool: ...
 
+    @property
+    def sink(self) -> str | None:
+        """The folder of Spark's file sink, if the query writes files."""
+        return None
+
     @abstractmethod
     def trees(self) -> list[Tree]:
         """Everything that a run of Spark changes."""
@@ -243,6 +250,11 @@ class World(ABC):
         if self.server is None or "://" not in self.root:
             return str(self.folder / f"{what}-{self._places}")
         return f"{self.root.rpartition('/')[0]}/{what}-{self._places}"
+
+    @property
+    def sink_options(self) -> list[str]:
+        """The options of a verb that appends or removes batches."""
+        return ["--file-sink", self.sink] if self.sink else []
 
     @property
     def options(self) -> list[str]:
@@ -362,6 +374,41 @@ def without_partitions(views: Mapping[str, Rows]) -> dict[str, Rows]:
     return found
 
 
+class FileSinkQuery(NativeQuery):
+    """A query that writes files with Spark's file sink. The log of the sink tells the rows of each batch."""
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    def with_sink(self, rows: DataFrame) -> DataStreamWriter:
+        self._schema = rows.schema
+        return rows.writeStream.format("parquet").option("path", str(self.output))
+
+    def run(self, batches: int) -> None:
+        before = self._logs()
+        super().run(batches)
+        known: set[str] = set()
+        for batch, files in self._logs().items():
+            if batch not in before:
+                added = [path for path in files if path not in known]
+                frame = self.spark.read.schema(self._schema).parquet(*added) if added else None
+                self.outputs[batch] = Counter() if frame is None else Counter(map(str, frame.collect()))
+            known.update(files)
+
+    def _logs(self) -> dict[int, list[str]]:
+        """The files that each entry of the log names; those of a compaction name the earlier ones, too."""
+        found = {}
+        for path in (self.output / "_spark_metadata").glob("[0-9]*"):
+            files = [json.loads(line)["path"] for line in path.read_text().splitlines()[1:] if line]
+            found[int(path.name.removesuffix(".compact"))] = [unquote(urlsplit(file).path) for file in files]
+        return dict(sorted(found.items()))
+
+    def visible_rows(self) -> Rows:
+        """The rows that a reader of the folder finds."""
+        return Counter(map(str, self.spark.read.schema(self._schema).parquet(str(self.output)).collect()))
+
+
 @dataclass
 class _Fork:
     """A plain copy of a checkpoint whose state was changed on purpose, which only Spark runs."""
@@ -388,8 +435,13 @@ class NativeWorld(World):
         *,
         server: S3Server | None = None,
         confs: Mapping[str, str] | None = None,
+        has_file_sink: bool = False,
     ) -> None:
-        self.query = NativeQuery(spark, folder / "query", OPERATORS[operator], {NO_DATA: "false", **(confs or {})})
+        kind = FileSinkQuery if has_file_sink else NativeQuery
+        more = {INTERVAL_CONF: "3"} if has_file_sink else {}
+        self.query = kind(spark, folder / "query", OPERATORS[operator], {NO_DATA: "false", **more, **(confs or {})})
+        # Of a fork, which has no files of its own.
+        self._without_sink = NativeQuery(spark, folder / "query", OPERATORS[operator], {})
         root = str(self.query.checkpoint)
         if server is not None:
             root = f"s3://{server.make_bucket()}/jobs/checkpoint"
@@ -402,12 +454,17 @@ class NativeWorld(World):
         self._forks: dict[int, _Fork] = {}
         place = "S3" if server else "disk"
         mode = ", a zip per version" if self._confs.get(CHANGELOGS) == "false" else ""
+        mode += ", file sink" if has_file_sink else ""
         self.label = (
             f"{operator}, {entry.provider.option} {entry.structure.value}, {entry.partitions} partitions, {place}{mode}"
         )
 
+    @property
+    def sink(self) -> str | None:
+        return str(self.query.output) if isinstance(self.query, FileSinkQuery) else None
+
     def trees(self) -> list[Tree]:
-        return [self.tree()]
+        return [self.tree(), *([Tree(self.sink, None)] if self.sink else [])]
 
     def confs_of(self, entry: Entry) -> dict[str, str]:
         confs = {**self._confs, FORMAT: entry.structure.value[1:], SHUFFLE_PARTITIONS: str(entry.partitions)}
@@ -416,7 +473,10 @@ class NativeWorld(World):
         return confs
 
     def run_spark(self, entry: Entry, batches: int) -> dict[int, Rows]:
-        query = self.query
+        return self._run(self.query, entry, batches)
+
+    def _run(self, query: NativeQuery, entry: Entry, batches: int) -> dict[int, Rows]:
+        query.checkpoint = self.query.checkpoint
         query.confs = self.confs_of(entry)
         for side in ("left", "right"):
             for path in (query.folder / side).glob("*.parquet"):
@@ -441,7 +501,7 @@ class NativeWorld(World):
         while moment.files not in fork.states:
             with self._elsewhere(fork.root), self.trial():
                 self.tree().restore(fork.saved)
-                [rows] = self.run_spark(fork.entry, 1).values()
+                [rows] = self._run(self._without_sink, fork.entry, 1).values()
                 fork.entry = fork.entry.next()
                 fork.rows[fork.entry.moment.files] = rows
                 fork.states[fork.entry.moment.files] = self.state()
@@ -474,6 +534,19 @@ class NativeWorld(World):
 
     def a_key(self) -> tuple[int, dict[str, Any]] | None:
         return a_key_of(self.root)  # type: ignore[arg-type]
+
+    def require_visible_rows(self) -> None:
+        """Require that a reader of the file sink finds the rows of each batch once."""
+        if not isinstance(self.query, FileSinkQuery):
+            return
+        expected: Rows = Counter()
+        consumed = 0
+        for _, entry in sorted(self.history.batches.items()):
+            if entry.consumed > consumed:
+                expected += self.expected_rows(entry.moment)
+            consumed = entry.consumed
+        if (found := self.query.visible_rows()) != expected:
+            raise Failure("rows of the file sink", difference(found, expected))
 
     def state_by_spark(self) -> Mapping[str, Rows]:
         self.query.confs = self.confs_of(self.history.entry)
