@@ -48,9 +48,6 @@ JOBS, ON_S3, DEFAULT_PROVIDER, ZIPS, FILE_SINKS = 0.25, 0.1, 0.1, 0.1, 0.25
 
 
 KNOWN: Mapping[str, str] = {
-    r"source log (torn|empty|missing)": "the audit does not read the logs of file sources",
-    r"no way is printed, newest (offsets|commit)": "the advice for a damaged newest log is a backup, not a rewind",
-    r"offsets before (torn|empty|missing)": "the audit accepts a checkpoint without the offsets before the newest",
     r"some stores have none": "switch after a rescale to fewer partitions demands snapshots of removed stores",
     r"commit_at_odds.*it names \d+ partitions": "the audit compares older commits with the present number of partitions",
     r"later switchover moved": "rewind rejects V1 after V1, V2 and V1",

@@ -29,6 +29,7 @@ from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.switching import WRITES
 
 STOPPED = "--confirm-stopped"
+UNSUPPORTED = 12
 IS_BEGUN = "a batch has begun"
 NO_FAMILIES = ("join 3", "join 4", "transformWithState")
 """Operators with column families, which the default provider does not have."""
@@ -182,7 +183,9 @@ def _edit(played: Played) -> Change:
     operator, key = found
     goal = [text for name, value in leaves(key).items() for text in ("--delete", f"{name}={value}")]
     why = None
-    if world.is_job and entry.structure is Structure.V1:
+    if entry.provider is Provider.HDFS_BACKED:
+        why = "edit does not support the default provider"
+    elif world.is_job and entry.structure is Structure.V1:
         why = "this release does not edit a state root in V1"
     elif world.is_job and played.history.is_begun:
         why = IS_BEGUN
@@ -266,6 +269,17 @@ def _require_rejected(played: Played, change: Change, told: Told) -> None:
     follow(played.world, reasons, played.counts, then=then if found else ())
 
 
+def _unsupported(played: Played, told: Told) -> str:
+    """A verb that does not support the default provider: it works after the printed conversion."""
+    played.counts["rejections"] += 1
+    if told.exit_code != UNSUPPORTED:
+        _rejected_wrongly(played, told)
+    # The batch that has begun must end first.
+    if not played.history.is_begun:
+        follow(played.world, _reasons(told), played.counts, then=told.arguments)
+    return f"{told.arguments[0]}: rejected, as it does not support the default provider"
+
+
 def _reasons(told: Told) -> str:
     """The lines of an output that name the reasons of a rejection; the lines of the plan are about another time."""
     lines = told.output.splitlines()
@@ -274,9 +288,9 @@ def _reasons(told: Told) -> str:
 
 def undo(played: Played) -> str:
     if played.world.undo is None:
-        _changed("edit")(played)
-    if played.world.undo is None:
-        raise NotNow
+        done = _changed("edit")(played)
+        if played.world.undo is None:
+            return done
     printed, before = played.world.undo
     for arguments in printed:
         told = called(*arguments)
@@ -294,9 +308,8 @@ def snapshot(played: Played) -> str:
     which = played.chance.choice((["--at-head", STOPPED], ["--all"], ["--changelogs", "1"]))
     arguments = ["snapshot", played.world.root, *which, "--mode", "snapshots", *played.world.options]
     told = called(*arguments)
-    if played.entry.provider is Provider.HDFS_BACKED:
-        played.counts["rejections"] += 1
-        return "snapshot: default provider"
+    if told.exit_code and played.entry.provider is Provider.HDFS_BACKED:
+        return _unsupported(played, told)
     if told.exit_code:
         _rejected_wrongly(played, told)
     return " ".join(arguments[:1] + which)
@@ -309,9 +322,8 @@ def gc(played: Played) -> str:
         more = [one for one in more if one != STOPPED]
     arguments = ["gc", played.world.root, "--retain", str(retain), "--grace", "0s", "--mode", "full", *more, "--apply"]
     told = called(*arguments, *played.world.options)
-    if played.entry.provider is Provider.HDFS_BACKED:
-        played.counts["rejections"] += 1
-        return "gc: default provider"
+    if told.exit_code and played.entry.provider is Provider.HDFS_BACKED:
+        return _unsupported(played, told)
     if told.exit_code:
         _rejected_wrongly(played, told)
     played.world.history = played.history.collected(retain)
@@ -429,6 +441,9 @@ def mirror(played: Played) -> str:
     if world.mirror is None:
         world.mirror, world.mirror_is_behind = world.another_root("mirror"), False
     told = called("mirror", world.root, world.mirror, STOPPED, *world.options)
+    if told.exit_code and played.entry.provider is Provider.HDFS_BACKED:
+        world.mirror = None
+        return _unsupported(played, told)
     if told.exit_code and world.mirror_is_behind:
         # The history of the mirror is another one. The rejection names the way to a new mirror.
         played.counts["rejections"] += 1

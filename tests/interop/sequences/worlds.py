@@ -53,7 +53,7 @@ from tests.support.twins import SHUFFLE_PARTITIONS
 Rows = Counter[str]
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _PARTITION = re.compile(r", partition_id=\d+|partition_id=\d+, ")
-_EXPIRES = re.compile(r'"ttlExpirationMs": \d+')
+_EXPIRES = re.compile(r'"(ttlExpirationMs|expirationMs)": \d+')
 MAINTAINER = Maintainer("a sequence", SystemClock(), RandomIds(), quiet_seconds=0.0)
 """It does not wait before it treats a query as stopped: nothing runs beside a sequence."""
 
@@ -515,7 +515,8 @@ class NativeWorld(World):
         moment = Moment(lineage, 0)
         saved = self.another("fork")
         self.tree().save(saved)
-        self._forks[lineage] = _Fork(replace(entry, moment=moment), self.root, saved, states={0: self.state()})
+        rows = {0: self.expected_rows(entry.moment)}
+        self._forks[lineage] = _Fork(replace(entry, moment=moment), self.root, saved, rows, {0: self.state()})
         return moment
 
     @contextmanager
