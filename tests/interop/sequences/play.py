@@ -75,11 +75,10 @@ class Plan:
         for _ in range(chance.randint(4, 12) - 1):
             is_batch = chosen[-1] != "batches" and chance.random() < 0.4
             chosen.append("batches" if is_batch else chance.choices(names, weights)[0])
-        return [
-            (number, name, chance.randrange(10**9))
-            for number, name in enumerate(chosen)
-            if self.only is None or number in self.only
-        ]
+        # The choices of a step do not depend on those that are omitted.
+        seeds = [chance.randrange(10**9) for _ in chosen]
+        steps = [(number, name, seeds[number]) for number, name in enumerate(chosen)]
+        return [step for step in steps if self.only is None or step[0] in self.only]
 
 
 @dataclass
