@@ -117,6 +117,21 @@ def test_commits_between_two_rescales_are_compared_with_the_partitions_of_their_
     assert finding.file == "commits/2"
 
 
+@pytest.mark.parametrize(("form", "between"), [("v1-aggregation", 1), ("v2-aggregation", 3)])
+def test_an_audit_after_a_rescale_and_one_back_knows_the_partitions_of_the_batches_between(
+    tmp_path: Path, form: str, between: int
+) -> None:
+    checkpoint, rows = _checkpoint(form, tmp_path), tmp_path / "rows"
+    before = _rows(checkpoint)
+    _run("savepoint", checkpoint, rows, "--rows", "--confirm-stopped")
+    _rescaled(checkpoint, between, 2)
+    # The newest two offsets have the partitions of the first ones.
+    _run("load", rows, checkpoint, "--replace-state", *APPLY)
+    _assert_clean(checkpoint)
+    _assert_clean(checkpoint, tmp_path / "scratch")
+    assert _rows(checkpoint) == before
+
+
 def test_lost_files_of_a_removed_partition_are_a_warning_about_rewinds(tmp_path: Path) -> None:
     checkpoint = _checkpoint("v1-aggregation", tmp_path)
     _rescaled(checkpoint, 1)

@@ -72,6 +72,8 @@ def gather(
     provider = _provider(log, origin)
     files = catalog.with_members(members, state, provider)
     log = commits.with_commits(storage, log, batches, files)
+    if _may_have_been_rescaled(log, files):
+        log = _with_offsets(storage, log, log.offsets)
     if len({commits.widths(commit) for commit in log.readable.values()}) > 1:
         log = _with_offsets(storage, log, log.offsets)  # the query was repartitioned, maybe there and back
     without_state = None if listed or origin is Origin.OWN else _stateless(log)
@@ -213,6 +215,31 @@ def _with_offsets(storage: Storage, log: LogFacts, batches: Iterable[int]) -> Lo
 
     at_once(read_offset, [batch for batch in batches if batch not in read])
     return replace(log, offsets_read=dict(sorted(read.items())))
+
+
+def _may_have_been_rescaled(log: LogFacts, files: Mapping[StorePath, StoreFiles]) -> bool:
+    """Return whether a batch between those whose offsets were read can have another number of partitions: the query was
+    rescaled, and later rescaled back.
+
+    In structure V2, the commits show it. In V1, each partition has a file of each version, so that the partitions differ.
+    """
+    named: dict[int, set[int]] = {}
+    for commit in log.readable.values():
+        for operator, marks in (commit.marks or {}).items():
+            named.setdefault(operator, set()).add(len(marks))
+    written: dict[int, dict[int, set[int]]] = {}
+    oldest: dict[int, int] = {}
+    for store, of_store in files.items():
+        versions = {one.version for one in (*of_store.changelogs, *of_store.snapshots) if one.id is None}
+        if versions:
+            oldest[store.operator] = max(min(versions), oldest.get(store.operator, 0))
+        for version in versions:
+            written.setdefault(store.operator, {}).setdefault(version, set()).add(store.partition)
+    return any(len(numbers) > 1 for numbers in named.values()) or any(
+        # Retention has deleted older versions of some of the partitions.
+        len({frozenset(there) for version, there in of_operator.items() if version >= oldest[operator]}) > 1
+        for operator, of_operator in written.items()
+    )
 
 
 def _undescribed(storage: Storage, stores: set[StorePath], control: Sequence[Entry]) -> tuple[StorePath, ...]:
