@@ -41,11 +41,6 @@ def with_commits(
     return replace(log, commits=read, whole_since=since)
 
 
-def widths(commit: logs.CommitLog) -> tuple[tuple[int, int], ...]:
-    """Return the number of partitions that a commit names of each operator; empty in structure V1 of Spark."""
-    return tuple((operator, len(partitions)) for operator, partitions in sorted((commit.marks or {}).items()))
-
-
 def _read(storage: Storage, batch: int) -> logs.CommitLog | FileProblem:
     path = names.commits(batch)
     return attempt(path, lambda: logs.parse_commit(storage.read(path), path))

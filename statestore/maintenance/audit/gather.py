@@ -74,8 +74,6 @@ def gather(
     log = commits.with_commits(storage, log, batches, files)
     if _may_have_been_rescaled(log, files):
         log = _with_offsets(storage, log, log.offsets)
-    if len({commits.widths(commit) for commit in log.readable.values()}) > 1:
-        log = _with_offsets(storage, log, log.offsets)  # the query was repartitioned, maybe there and back
     without_state = None if listed or origin is Origin.OWN else _stateless(log)
     # Raises for a state store provider of another library.
     conf, codec = _conf(log, has_state=origin is Origin.NATIVE and without_state is None)
