@@ -19,6 +19,8 @@ _PROC = Path("/proc")
 _BOOT = _PROC / "sys/kernel/random/boot_id"
 _START_FIELD = 19
 """Fields of `stat` after the name: the first is the state of the process, this is the time of its start."""
+_MOST_DIGITS = 10
+"""Of a process id. The record is untrusted, and Python rejects numbers of thousands of digits."""
 _ENDED = frozenset({"Z", "X"})
 """States of a process that has ended, and whose parent has not noticed it."""
 
@@ -34,6 +36,8 @@ def has_ended(process: str) -> bool:
     place, _, rest = process.rpartition("/")[0].rpartition("/")
     started = process.rpartition("/")[2]
     if not place or place != _place() or not (rest.isascii() and rest.isdecimal() and started.isdecimal()):
+        return False
+    if len(rest) > _MOST_DIGITS:
         return False
     try:
         os.kill(int(rest), 0)
