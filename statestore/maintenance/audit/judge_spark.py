@@ -183,7 +183,9 @@ def _of_changed_partitions(facts: AuditFacts) -> Iterator[Finding]:
     for before, after in itertools.pairwise(sorted(shuffled)):
         if after != before + 1 or shuffled[before] is not None or shuffled[after] is None:
             continue
-        if len(described) != 1 or shuffled[after] in described:
+        # A later rescale changes the number, and the metadata with it.
+        is_rescaled = shuffled[after] != shuffled[max(shuffled)]
+        if len(described) != 1 or shuffled[after] in described or is_rescaled:
             return
         (former,), now = described, shuffled[after]
         looks_up = f"it looks up keys in {now:,} partitions, and the state of most keys is in another one of {former:,}"

@@ -200,6 +200,14 @@ def test_a_start_with_another_number_of_partitions_is_a_finding_with_the_rewind(
         assert finding in found.breaks, "gc would delete the batches to which the query can be rewound"
 
 
+def test_a_rescale_after_the_first_restart_is_no_start_with_another_number(v1: Storage, v2: Checkpoint) -> None:
+    """The metadata then have the number of the rescale, and the offsets of the first restart have the former number."""
+    for storage, partitions in ((v1, 1), (v2.storage, 2)):
+        sets_partitions(storage, range(3, 5), 7)
+        sets_partitions(storage, range(5, 6), partitions)
+        assert FindingKind.PARTITIONS_CHANGED not in {one.kind for one in audited(storage).findings}
+
+
 def test_a_batch_that_began_with_another_number_of_partitions_leaves_the_batches_before_intact(v2: Checkpoint) -> None:
     sets_partitions(v2.storage, range(6, 7), 7)
     finding = the_only_finding(audited(v2.storage))
