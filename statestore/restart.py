@@ -16,13 +16,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statestore.chain import Chain
+from statestore.errors import RefusedAsUnsafe
 from statestore.file_problem import FileProblem, Flaw
 from statestore.format import file_source, names
 from statestore.format.batch_log import object_of
 from statestore.format.file_source import Positions
+from statestore.format.logs import OffsetLog
 from statestore.format.names import EMPTY, StorePath, VersionId
 from statestore.origin import Origin
 from statestore.storage import Entry
+
+REBUILT_FROM = "statekeeper.rebuiltFrom"
+"""The conf that marks rebuilt offsets. Its value is the batch whose offsets they repeat. Spark ignores other confs than its
+own."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ def way(
 
     Offsets are rebuilt from those of the newest batch, if it is committed and only those before it are lost. Spark uses
     them only to ask its sources for the newest batch again. It then asks for an empty range, instead of the rows of a batch
-    that is complete. A rewind to the batch before stays impossible.
+    that is complete. A rewind to the batch before stays impossible: see `require_original`.
     """
     begun = max(begun, newest)
     entries = [*needed_from]
@@ -74,6 +80,27 @@ def way(
             return Way.REPAIR
     is_lost = not offsets_read(batch, batch, origin).isdisjoint(lost)
     return None if is_lost or any(batch >= first for first in entries) else Way.REWIND
+
+
+def is_rebuilt(offsets: OffsetLog) -> bool:
+    """Return whether a repair wrote these offsets with the positions of the next batch."""
+    return REBUILT_FROM in offsets.conf
+
+
+def require_original(offsets: OffsetLog, batch: int) -> None:
+    """Require that no repair wrote the offsets of the last batch of a copy or a rewind. Raises `RefusedAsUnsafe`.
+
+    Failure sequence otherwise: a repair rebuilds the offsets of a batch; the query is rolled back to this batch; Spark
+    continues after the positions of the next batch, and never reads its rows.
+    """
+    if is_rebuilt(offsets):
+        later = offsets.conf[REBUILT_FROM]
+        raise RefusedAsUnsafe(
+            f"was written by a repair, with the positions of batch {later}: a query that continues after batch {batch} "
+            f"does not read the rows of batch {later}; nothing was changed",
+            path=names.offsets(batch),
+            hint="choose an earlier or a later batch",
+        )
 
 
 def lost_offsets(batch: int, files: Mapping[str, Entry], *, has_state: bool = True) -> Iterator[FileProblem]:
@@ -125,7 +152,7 @@ def lost_entries(
             of_folder = there.setdefault(folder, {})
             if number not in of_folder or _is_compaction(path):
                 of_folder[number] = entry
-    for folder in sorted({*there, *positions.entries}):
+    for folder in sorted(positions.entries):
         held = there.get(folder, {})
         # Of a named source whose position is unknown, only gaps between its entries are certain.
         read = positions.entries.get(folder, -1) if folder not in positions.uncertain else -1

@@ -72,6 +72,11 @@ def test_a_source_needs_all_entries_since_its_newest_compaction() -> None:
     )
 
 
+def test_the_log_of_another_kind_of_source_may_have_lost_its_oldest_entries() -> None:
+    files = {path: Entry(path, 9, None) for path in ("sources/0/0", "sources/1/7", "sources/1/8")}
+    assert list(restart.lost_entries(Positions({"0": 0}), files)) == []
+
+
 def test_an_entry_counts_as_lost_if_its_content_is_damaged() -> None:
     files = {f"sources/0/{number}": Entry(f"sources/0/{number}", 9, None) for number in range(3)}
 

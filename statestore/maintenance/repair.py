@@ -30,6 +30,7 @@ from statestore.format.sparks import Spark
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
 from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
 from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
+from statestore.maintenance.rewrites.head import with_confs
 from statestore.origin import Origin, origin_of
 from statestore.restart import Way
 from statestore.storage import Storage, at_once, list_members, read_or_none
@@ -240,8 +241,10 @@ def _lost_offsets(storage: Storage, newest: int, begun: int, *, has_state: bool)
     if way is not Way.REPAIR or body is None:
         return None
     with suppress(CorruptFile, UnknownFormatVersion):
-        logs.parse_offsets(body, names.offsets(newest))
-        return Rebuild(path, body, is_new=found is None)
+        newest_path = names.offsets(newest)
+        logs.parse_offsets(body, newest_path)
+        marked = with_confs(body.decode(), newest_path, {restart.REBUILT_FROM: str(newest)})
+        return Rebuild(path, marked, is_new=found is None)
     return None
 
 

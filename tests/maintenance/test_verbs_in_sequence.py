@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF
+from statestore.errors import RefusedAsUnsafe
+from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, parse_offsets
+from statestore.maintenance import copies, rewind
 from statestore.maintenance.audit import FindingKind, Severity, gather, judge
 from statestore.storage import open_storage
 from tests.support.commands import statekeeper
@@ -227,11 +229,27 @@ def test_a_repair_of_offsets_can_be_undone(tmp_path: Path, form: str, how: str) 
     checkpoint = _checkpoint(form, tmp_path)
     (deleted("offsets/1") if how == "missing" else cut("offsets/1", 0))(checkpoint)
     told = _run("repair", checkpoint, *APPLY)
-    assert (checkpoint / "offsets/1").read_bytes() == (checkpoint / "offsets/2").read_bytes()
+    rebuilt, newest = ((checkpoint / f"offsets/{batch}").read_bytes() for batch in (1, 2))
+    assert parse_offsets(rebuilt, "offsets/1").sources == parse_offsets(newest, "offsets/2").sources
     run = told.partition("--undo ")[2].split()[0]
     _run("repair", checkpoint, "--undo", run, "--confirm-stopped")
     assert (checkpoint / "offsets/1").exists() is (how == "empty")
     assert how == "missing" or (checkpoint / "offsets/1").read_bytes() == b""
+
+
+def test_no_query_continues_after_a_batch_whose_offsets_were_rebuilt(tmp_path: Path) -> None:
+    """Batch 1 has the positions of batch 2 then, so that the rows of batch 2 would never be read."""
+    checkpoint = _checkpoint("v2-aggregation", tmp_path)
+    deleted("offsets/1")(checkpoint)
+    _run("repair", checkpoint, *APPLY)
+    storage, copy = open_storage(str(checkpoint)), open_storage(str(tmp_path / "copy"))
+    with pytest.raises(RefusedAsUnsafe, match="offsets/1: was written by a repair, with the positions of batch 2"):
+        rewind.gather(storage, 1)
+    with pytest.raises(RefusedAsUnsafe, match="offsets/1: was written by a repair, with the positions of batch 2"):
+        copies.gather(storage, copy, batch=1)
+    newest = next(path for path in (checkpoint / "state/0/0").iterdir() if path.name.startswith("3_"))
+    newest.unlink()
+    assert judge(gather(storage)).restart.batch == 0
 
 
 def test_a_gap_in_the_commit_log_blocks_neither_gc_nor_a_rescale(tmp_path: Path) -> None:

@@ -115,6 +115,9 @@ def without_offsets(facts: AuditFacts) -> frozenset[int]:
 def way_to(facts: AuditFacts, batch: int) -> Way | None:
     """Return how the query can start after a committed batch, as far as its logs decide; None if it cannot."""
     logs, newest = facts.logs, max(facts.logs.commits)
+    offsets = logs.offsets_readable.get(batch)
+    if offsets is not None and restart.is_rebuilt(offsets):
+        return None
     lost = without_offsets(facts)
     return restart.way(
         batch,

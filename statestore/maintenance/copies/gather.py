@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from statestore import binding, catalog
+from statestore import binding, catalog, restart
 from statestore.catalog import FilesByStore
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog
@@ -61,6 +61,7 @@ def gather(
     oldest = batch if since is None else min(batch, since)
     chains = _chains(source, log, files, families, down_to=oldest + 1)
     offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
+    restart.require_original(offsets, batch)
     bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
     query_id = logs.parse_metadata(source.read(names.QUERY_METADATA), names.QUERY_METADATA)
     return CloneFacts(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from statestore import attempts, binding, catalog, switch_journal
+from statestore import attempts, binding, catalog, restart, switch_journal
 from statestore.attempt_outputs import parsed_position
 from statestore.chain import Chain, walk
 from statestore.commit_log import CommitLog, batches_of
@@ -210,7 +210,9 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
             path=path,
             hint="restore the file from a backup, or choose a later batch",
         )
-    return logs.parse_offsets(data, path)
+    offsets = logs.parse_offsets(data, path)
+    restart.require_original(offsets, batch)
+    return offsets
 
 
 def _placing(log: OffsetLog) -> Placing:
