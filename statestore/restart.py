@@ -140,11 +140,9 @@ def lost_entries(
     """Yield the entries in the logs of file sources that a start reads and that are missing or damaged. Newest first.
 
     `positions`: of the newest offsets; `files`: by path; `problem_of`: finds the damage of an entry. Spark reads all
-    entries from the newest compaction on, also those that no batch has read yet. The root of a job has no such logs: they
-    are in the job's outer checkpoint.
+    entries from the newest compaction on, also those that no batch has read yet. The root of a job has no such logs: do not
+    ask for them.
     """
-    if names.BINDING in files:
-        return
     there: dict[str, dict[int, Entry]] = {}
     for path, entry in files.items():
         if (parsed := file_source.parse(path)) is not None:

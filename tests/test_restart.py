@@ -6,7 +6,9 @@ import pytest
 
 from statestore import restart
 from statestore.file_problem import FileProblem, Flaw
+from statestore.format import names
 from statestore.format.file_source import Positions
+from statestore.maintenance import starts
 from statestore.origin import Origin
 from statestore.restart import Way
 from statestore.storage import Entry
@@ -51,6 +53,14 @@ def test_lost_entries_of_a_source_allow_only_a_rewind_to_a_batch_before_them() -
     assert ways == [Way.REWIND, None, None]
     # No batch has read the entry yet: a rewind to the newest batch moves it away.
     assert restart.way(7, newest=7, begun=7, lost=(), needed_from=[8], origin=NATIVE) is Way.REWIND
+
+
+def test_only_the_root_of_a_job_needs_no_log_of_a_file_source() -> None:
+    files = {path: Entry(path, 9, None) for path in (names.offsets(0), names.offsets(1), names.BINDING)}
+    assert [*starts.lost_logs(1, files, Positions({"0": 1}), has_state=True)] == []
+    del files[names.BINDING]
+    [refusal] = starts.lost_logs(1, files, Positions({"0": 1}), has_state=True)
+    assert refusal.path == "sources/0/0"
 
 
 def _lost(*entries: str, read: int, empty: str = "") -> list[tuple[int, str]]:

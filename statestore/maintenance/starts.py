@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from statestore import restart
 from statestore.errors import RefusedAsUnsafe
+from statestore.format import names
 from statestore.format.file_source import Positions
 from statestore.storage import Entry
 
@@ -30,6 +31,8 @@ def lost_logs(
             path=problem.path,
             hint="restore the file from a backup, or choose a later batch",
         )
+    if names.BINDING in files:
+        return  # the logs of the sources of a job are in its outer checkpoint
     entries = restart.read_entries(positions, {**(copied or {}), **files})
     for lost in restart.lost_entries(positions, entries):
         yield RefusedAsUnsafe(
