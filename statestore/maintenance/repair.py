@@ -24,7 +24,7 @@ from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, 
 from statestore.format import logs, names, names_in_spark
 from statestore.format.names import StorePath
 from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
-from statestore.format.provider import Provider
+from statestore.format.provider import PROVIDER, Provider
 from statestore.format.snapshot import encode_snapshot, read_snapshot
 from statestore.format.sparks import Spark
 from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
@@ -209,10 +209,14 @@ def _unreadable_commits(storage: Storage, newest: int) -> tuple[str, ...]:
 
     def read(path: str) -> None:
         try:
-            logs.parse_commit(storage.read(path), path)
+            body = storage.read(path)
+        except (ObjectMissing, CorruptFile):
+            return  # deleted meanwhile, or larger than the limit of a read: it may be intact
+        try:
+            logs.parse_commit(body, path)
         except CorruptFile:
             found.append(path)
-        except (ObjectMissing, UnknownFormatVersion):
+        except UnknownFormatVersion:
             return
 
     batches = batches_of(storage.list(names.COMMITS))
@@ -243,9 +247,22 @@ def _lost_offsets(storage: Storage, newest: int, begun: int, *, has_state: bool)
     with suppress(CorruptFile, UnknownFormatVersion):
         newest_path = names.offsets(newest)
         logs.parse_offsets(body, newest_path)
-        marked = with_confs(body.decode(), newest_path, {restart.REBUILT_FROM: str(newest)})
+        confs = {restart.REBUILT_FROM: str(newest), **_placing(storage, newest - 2)}
+        marked = with_confs(body.decode(), newest_path, confs)
         return Rebuild(path, marked, is_new=found is None)
     return None
+
+
+def _placing(storage: Storage, batch: int) -> dict[str, str]:
+    """Return the provider and the number of partitions of a batch; empty if its offsets cannot be read.
+
+    A rewrite may have appended the newest batch, with others. The rebuilt batch is before it.
+    """
+    path = names.offsets(batch)
+    with suppress(CorruptFile, ObjectMissing, UnknownFormatVersion):
+        conf = logs.parse_offsets(storage.read(path), path).conf
+        return {key: conf[key] for key in (PROVIDER, logs.SHUFFLE_PARTITIONS) if key in conf}
+    return {}
 
 
 def _blocking_checksums(storage: Storage) -> tuple[str, ...]:

@@ -96,9 +96,10 @@ class PutBack:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete a file that the run created."""
+    """Delete a file that the run created. `digest`: the SHA-256 of its bytes."""
 
     path: str
+    digest: str
 
 
 UndoAction = PutBack | Delete
@@ -228,7 +229,8 @@ def plan(gathered: UndoFacts) -> tuple[UndoAction, ...]:
     removed = {path: number for number, path in enumerate(record.order)}
     in_order = sorted(gathered.kept, key=lambda one: (-removed.get(one.path, len(removed)), one.path))
     restored = (PutBack(one.path, one.there is There.REWRITTEN, one.size_bytes) for one in in_order)
-    return (*restored, *(Delete(one.path) for one in gathered.created if one.there is There.REWRITTEN))
+    created = (one.path for one in gathered.created if one.there is There.REWRITTEN)
+    return (*restored, *(Delete(path, record.created[path]) for path in created))
 
 
 def _require_position(record: QuarantineRecord, now: QueryPosition) -> None:
@@ -280,7 +282,10 @@ def execute(
     """
     for action in planned:
         if isinstance(action, Delete):
-            storage.delete([action.path])
+            body = storage.read(action.path)
+            if hashlib.sha256(body).hexdigest() != action.digest:
+                raise _written_during_undo(action.path)
+            quarantine.require_deleted(storage, action.path, body)
             yield action.path
             continue
         kept = names.quarantine(run, action.path)
@@ -355,8 +360,12 @@ def _create(storage: Storage, path: str, body: bytes, *, like: str | None) -> No
     try:
         storage.create(path, body, like=like)
     except AlreadyExists as error:
-        raise RefusedAsUnsafe(
-            "was written during the undo: the query is running",
-            path=path,
-            hint="stop the query, verify that its application has ended, and run this command again",
-        ) from error
+        raise _written_during_undo(path) from error
+
+
+def _written_during_undo(path: str) -> RefusedAsUnsafe:
+    return RefusedAsUnsafe(
+        "was written during the undo: the query is running",
+        path=path,
+        hint="stop the query, verify that its application has ended, and run this command again",
+    )

@@ -237,6 +237,20 @@ def test_a_repair_of_offsets_can_be_undone(tmp_path: Path, form: str, how: str) 
     assert how == "missing" or (checkpoint / "offsets/1").read_bytes() == b""
 
 
+def test_offsets_before_a_rescale_are_rebuilt_with_the_partitions_before_it(tmp_path: Path) -> None:
+    checkpoint, twin = _checkpoint("v1-aggregation", tmp_path / "one"), _checkpoint("v1-aggregation", tmp_path / "twin")
+    _rescaled(checkpoint, 5)
+    deleted("offsets/2")(checkpoint)
+    _run("repair", checkpoint, *APPLY)
+    _assert_clean(checkpoint, tmp_path / "scratch")
+    conf = parse_offsets((checkpoint / "offsets/2").read_bytes(), "offsets/2").conf
+    assert conf[SHUFFLE_PARTITIONS] == "2"
+    for one in (checkpoint, twin):
+        _run("rewind", one, "--to-batch", "1", *APPLY)
+        _assert_clean(one)
+    assert _rows(checkpoint) == _rows(twin)
+
+
 def test_no_query_continues_after_a_batch_whose_offsets_were_rebuilt(tmp_path: Path) -> None:
     """Batch 1 has the positions of batch 2 then, so that the rows of batch 2 would never be read."""
     checkpoint = _checkpoint("v2-aggregation", tmp_path)
