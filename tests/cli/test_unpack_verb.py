@@ -54,7 +54,7 @@ def test_inspect_shows_the_batch_logs_and_the_command_for_spark(logged: Checkpoi
     assert json.loads(shown.stdout)["batch_logs"] == expected
     text = CliRunner().invoke(main, ["inspect", str(root)], obj=MAINTAINER).output
     assert f"batch logs: 4 with {sum(sizes):,} bytes, versions 1 to 4" in text
-    assert "Spark reads their changelogs after: statekeeper unpack ROOT" in text
+    assert f"Spark reads their changelogs after: statekeeper unpack {root}" in text
 
 
 def test_inspect_shows_the_figures_of_the_job(logged: Checkpoint, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_gc_names_the_store_that_keeps_batch_logs(logged: Checkpoint, tmp_path: 
     snapshot.unlink()
     shown = CliRunner().invoke(main, run[1], obj=MAINTAINER).output
     assert f"{laggard} has the oldest base, and gc keeps" in shown, shown
-    assert "run: statekeeper snapshot ROOT --all" in shown
+    assert f"run: statekeeper snapshot {root} --all" in shown
     kept = json.loads(CliRunner().invoke(main, [*run[1], "--output", "json"], obj=MAINTAINER).stdout)["batch_logs"]
     assert (kept["laggard"], kept["of_laggard"]) == (str(laggard), 4)
     assert kept["live_bytes"] < kept["size_bytes"]

@@ -166,7 +166,8 @@ def test_a_root_in_structure_v1_is_rejected_with_the_command_that_switches_it(
 ) -> None:
     job = Job(tmp_path, structure=Structure.V1)
     job.feed(1).run(session)
-    assert "statekeeper switch ROOT --to v2" in edit(job.root, "--delete", f"key={DELETED}", exit_code=3)
+    refused = edit(job.root, "--delete", f"key={DELETED}", exit_code=3)
+    assert f"statekeeper switch {job.root} --to v2" in refused
 
 
 def _sum_up(rows: pa.Table, state: pa.Table) -> Update:

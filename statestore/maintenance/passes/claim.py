@@ -33,7 +33,7 @@ def plan(
     checkpoint yet; None for the present one. Raises as `claim.gather`.
     """
     planned = claim.plan(claim.gather(root, checkpoint), query_id=query_id)
-    by_guards = (guards.rewrites(root, policies), guards.unheld(root, by.clock), guards.half_switched(root))
+    by_guards = (guards.rewrites(root, policies), guards.half_switched(root), guards.unheld(root, by.clock))
     found = guards.refusals(*(() if planned.is_done else by_guards), *planned.refusals)
     return PreparedClaim(plan=planned, refusals=found)
 

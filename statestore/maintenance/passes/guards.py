@@ -77,7 +77,9 @@ def half_switched(storage: Storage) -> StatekeeperError | None:
 
 
 def unheld(storage: Storage, clock: Clock | None) -> StatekeeperError | None:
-    """Require that no other maintainer holds the lease. `clock`: None for that of the machine. Raises `StorageError`."""
+    """Require that no other maintainer holds the lease. `clock`: None for that of the machine. Raises `StorageError`.
+
+    The last guard: the lease of a dead run expires by itself, and each other refusal names something to do."""
     return _error_of(lambda: lease.require_free(storage, clock=clock or SystemClock()))
 
 

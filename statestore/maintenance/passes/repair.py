@@ -58,7 +58,7 @@ def plan(
         planned = RepairPlan((), advised)
     if not planned.actions and planned.asks is None:
         planned = RepairPlan((), _advised(storage, policies))
-    by_guards = (guards.rewrites(storage, policies), guards.unheld(storage, clock), guards.half_switched(storage))
+    by_guards = (guards.rewrites(storage, policies), guards.half_switched(storage), guards.unheld(storage, clock))
     found = guards.refusals(*(by_guards if planned.actions else ()))
     return PreparedRepair(plan=planned, policies=policies, spark=spark, location=location, refusals=found, deep=deep)
 

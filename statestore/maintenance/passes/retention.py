@@ -76,9 +76,9 @@ def plan(
     allowed = mode or policies.mode_for(planned.origin)
     found = guards.refusals(
         guards.deletes(storage, allowed),
-        guards.unheld(storage, clock),
         guards.half_switched(storage),
         None if accept_loss else guards.is_whole(before),
+        guards.unheld(storage, clock),
     )
     needs_stopped = everything and stopped and planned.origin is Origin.NATIVE
     return PreparedRetention(

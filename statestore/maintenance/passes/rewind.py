@@ -95,7 +95,7 @@ def plan(
     position = None if sink is None else rewind.delta_position(sink, {gathered.query_id, *gathered.former_ids}, batch)
     if planned.actions and file_sink is None and not has_no_file_sink:
         found += guards.refusals(rewind.require_file_sink_named(gathered))
-    by_guards = (guards.rewrites(storage, policies), guards.unheld(storage, by.clock), guards.half_switched(storage))
+    by_guards = (guards.rewrites(storage, policies), guards.half_switched(storage), guards.unheld(storage, by.clock))
     return PreparedRewind(
         policies=policies,
         gathered=gathered,

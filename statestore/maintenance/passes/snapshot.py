@@ -86,7 +86,7 @@ def plan(
         gathered = snapshot.gather(storage, at_head=True)
     planned = snapshot.plan(gathered, policies.snapshot, take_all=take_all or at_head, spark=spark)
     allowed = mode or policies.mode_for(gathered.origin)
-    by_guards = (guards.adds(storage, allowed), guards.unheld(storage, clock), guards.half_switched(storage))
+    by_guards = (guards.adds(storage, allowed), guards.half_switched(storage), guards.unheld(storage, clock))
     found = guards.refusals(*(by_guards if planned.take else ()))
     return PreparedSnapshots(allowed, policies.snapshot, gathered, planned, found)
 

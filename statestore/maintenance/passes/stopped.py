@@ -39,12 +39,12 @@ P = TypeVar("P", bound=Prepared)
 
 
 def refusals(storage: Storage, policies: Policies, planned: Plan, clock: Clock | None) -> Refusals:
-    """Return what blocks the execution of a plan: the guards of its verb, then the refusals of the plan. Nothing blocks a
+    """Return what blocks the execution of a plan: the guards of its verb, and the refusals of the plan. Nothing blocks a
     plan without work. `clock`: None for that of the machine. Raises `StorageError`."""
     if planned.is_there:
         return ()
-    by_guards = guards.refusals(guards.rewrites(storage, policies), guards.unheld(storage, clock))
-    return (*by_guards, *map(RefusedAsUnsafe, planned.refusals))
+    own = map(RefusedAsUnsafe, planned.refusals)
+    return guards.refusals(guards.rewrites(storage, policies), *own, guards.unheld(storage, clock))
 
 
 def may_start(prepared: Prepared) -> bool:

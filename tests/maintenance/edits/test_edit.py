@@ -245,7 +245,7 @@ def test_a_half_done_edit_blocks_other_verbs_and_other_edits(archive: Path, tmp_
     assert audit.FindingKind.HALF_SWITCHED in kinds
     root = storage.url.removeprefix("file://")
     refused = " ".join(statekeeper("snapshot", root, "--all", "--mode", "snapshots", exit_code=13).split())
-    assert "statekeeper edit ROOT --operator 0 --delete 'k=key 3' --apply --confirm-stopped" in refused
+    assert f"statekeeper edit {root} --operator 0 --delete 'k=key 3' --apply --confirm-stopped" in refused
     assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
     assert "is half done" in planned(storage, goal(k="key 4"), tmp_path).refusals[0]
     with pytest.raises(HalfSwitched):

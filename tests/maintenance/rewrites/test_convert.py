@@ -103,7 +103,7 @@ def test_a_rescale_needs_a_conversion_first(tmp_path: Path) -> None:
     before = all_rows(checkpoint)
     options = ("--for-spark", "4.2", *APPLY, "--scratch", str(tmp_path / "scratch"))
     refused = statekeeper("rescale", str(checkpoint), "--partitions", "5", *options, exit_code=3)
-    assert "statekeeper convert ROOT --to rocksdb" in " ".join(refused.split())
+    assert f"statekeeper convert {checkpoint} --to rocksdb" in " ".join(refused.split())
     assert switch_journal.open_journal(open_storage(str(checkpoint))) is None
     convert(checkpoint, "--to", "rocksdb", *APPLY)
     statekeeper("rescale", str(checkpoint), "--partitions", "5", *options)
@@ -147,8 +147,9 @@ def test_an_impossible_conversion_states_the_reason(
     archive: Path, options: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
     there = "already has" in reason
-    shown = convert(unpacked(archive, tmp_path), *options, exit_code=0 if there else 3)
-    assert reason in " ".join(shown.split())
+    checkpoint = unpacked(archive, tmp_path)
+    shown = convert(checkpoint, *options, exit_code=0 if there else 3)
+    assert reason.replace("ROOT", str(checkpoint)) in " ".join(shown.split())
 
 
 def test_too_little_local_disk_blocks_the_conversion(tmp_path: Path) -> None:

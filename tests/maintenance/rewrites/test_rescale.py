@@ -204,7 +204,7 @@ def test_a_half_done_rescale_blocks_other_verbs_and_other_goals(tmp_path: Path) 
     assert audit.FindingKind.HALF_SWITCHED in {finding.kind for finding in found.findings}
     root = str(storage.url.removeprefix("file://"))
     refused = statekeeper("snapshot", root, "--all", "--mode", "snapshots", exit_code=13)
-    assert "statekeeper rescale ROOT --partitions 5 --apply --confirm-stopped" in " ".join(refused.split())
+    assert f"statekeeper rescale {root} --partitions 5 --apply --confirm-stopped" in " ".join(refused.split())
     assert "is half done" in planned(storage, 6, tmp_path).refusals[0]
     assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
     statekeeper("switch", root, "--abort", "--confirm-stopped", exit_code=13)
