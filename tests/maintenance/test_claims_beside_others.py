@@ -107,7 +107,7 @@ def test_a_rerun_of_an_interrupted_claim_keeps_the_former_id(query: Query, root:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._storage, name)
 
-        def create(self, path: str, data: bytes) -> None:
+        def create(self, path: str, data: bytes, **whose: str | None) -> None:
             raise StorageError("is down", path=path)
 
     checkpoint = open_storage(str(tmp_path / "checkpoint"))
@@ -188,8 +188,8 @@ def test_a_claim_detects_a_batch_that_the_former_job_begins_during_the_claim(
         def __getattr__(self, name: str) -> Any:
             return getattr(root, name)
 
-        def replace(self, path: str, data: bytes) -> None:
-            root.replace(path, data)
+        def replace(self, path: str, data: bytes, **whose: str | None) -> None:
+            root.replace(path, data, **whose)
             if path == names.BINDING and not begun:
                 begun.append(path)
                 root.create(names.offsets(8), root.read(names.offsets(7)))

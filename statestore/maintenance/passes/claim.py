@@ -58,5 +58,6 @@ def execute(
         claim.require_same(root, prepared.plan, planned)
         record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
         with recorded(root, "claim", run, [record], by.clock) as done:
-            claim.execute(held.storage, checkpoint, planned, by=by.holder, now_seconds=by.clock.now_seconds())
+            guarded = None if checkpoint is None else held.guarded(checkpoint)
+            claim.execute(held.storage, guarded, planned, by=by.holder, now_seconds=by.clock.now_seconds())
             done.append({"claimed": planned.query})

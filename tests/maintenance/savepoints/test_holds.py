@@ -235,10 +235,10 @@ class Disturbed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def create(self, path: str, data: bytes | Path) -> object:
+    def create(self, path: str, data: bytes | Path, **whose: str | None) -> object:
         if self._without_records and path.startswith(f"{names.CONTROL}/rows/0-"):
             raise StorageError("is down", path=path)
-        return self._inner.create(path, data)
+        return self._inner.create(path, data, **whose)
 
 
 def test_a_stale_plan_deletes_no_file_of_a_savepoint_that_another_run_has_completed(
