@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.interop.sequences.play import Plan, Player
+from tests.support.twins import forgetful
 
 pytestmark = pytest.mark.spark
 
@@ -24,3 +25,11 @@ def test_a_sequence_of_verbs_leaves_a_checkpoint_from_which_spark_continues_like
 ) -> None:
     result = player.play(Plan(seed))
     assert result.failure is None, f"{result}\nagain: {result.sequence.command}"
+
+
+def test_a_sequence_detects_a_snapshot_that_lacks_a_key(player: Player) -> None:
+    of_a_snapshot = Plan(197, (0, 1))
+    with forgetful():
+        failure = player.play(of_a_snapshot).failure
+    assert failure is not None
+    assert failure.kind == "state"
