@@ -137,7 +137,9 @@ def state_of(chain: Chain, first: int, existing: Collection[str] = ()) -> Iterat
     base, store = base_of(chain, first, existing), chain.store
     if base is None:
         return
-    is_own = base != base_of(chain, first)
+    # Retention of a job's root deletes the changelog of a base, also while a copy in structure V1 runs, which must not
+    # change. Spark falls back on that changelog, so that a copy of a native checkpoint has it.
+    is_superseded = base != base_of(chain, first) or chain.head.digest is not None
     for version in chain.versions:
         if version.version < base.version:
             continue
@@ -146,7 +148,7 @@ def state_of(chain: Chain, first: int, existing: Collection[str] = ()) -> Iterat
             yield from (snapshot, names.sidecar(snapshot))
             metadata = chain.snapshots[version].metadata
             yield from (store.table_file(table.dfs_name) for table in (metadata.named_files if metadata else ()))
-        if version in chain.files.changelogs and not (is_own and version == base):
+        if version in chain.files.changelogs and not (is_superseded and version == base):
             path = chain.files.object_of(version)
             yield from (path, names.sidecar(path))
 
