@@ -43,7 +43,7 @@ OPERATORS = {
     "transformWithState": 1,
 }
 """With their weights: transformWithState starts Python for each batch and store."""
-JOBS, ON_S3, DEFAULT_PROVIDER, ZIPS, FILE_SINKS = 0.25, 0.1, 0.1, 0.1, 0.25
+JOBS, ON_S3, DEFAULT_PROVIDER, ZIPS, FILE_SINKS = 0.25, 0.03, 0.1, 0.1, 0.25
 """The shares of worlds."""
 
 
