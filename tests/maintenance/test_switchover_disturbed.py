@@ -122,7 +122,9 @@ def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
     die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
     gone_on(local, purges=[])
     local.delete([names.state_schema(0)])
-    with pytest.raises(RefusedAsUnsafe, match="the query has continued, but the checkpoint is damaged: state/0/0/_meta"):
+    with pytest.raises(
+        RefusedAsUnsafe, match="the query has continued, but the checkpoint is damaged: state/0/0/_meta"
+    ):
         switch(local, Structure.V2, tmp_path, clock=after_the_dead())
     assert switchover.open_journal(local) is None
 
