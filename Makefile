@@ -20,11 +20,11 @@ lock:
 	for minor in $(SPARKS); do $(BIN)/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate tests/interop/sparks/$$minor.in -o tests/interop/sparks/$$minor.txt; done
 
 run: env
-	@$(BIN)/python -m pipelines.flights.job $(ARGS)
+	@$(BIN)/python -m statekeeper.pipelines.flights.job $(ARGS)
 
 # Dagster for the roots in one's own statekeeper.toml: make platform ARGS="--config statekeeper.toml"
 platform: env
-	@$(BIN)/python -m resources.launcher.platform $(ARGS)
+	@$(BIN)/python -m statekeeper.resources.launcher.platform $(ARGS)
 
 lint: env
 	$(BIN)/ruff check .
@@ -33,7 +33,7 @@ lint: env
 	$(BIN)/lint-imports
 
 # Several test processes at once would fetch the same files.
-FETCH := from pipelines.session import S3A_PACKAGES, spark_session; spark_session('jars', packages=S3A_PACKAGES).stop()
+FETCH := from statekeeper.pipelines.session import S3A_PACKAGES, spark_session; spark_session('jars', packages=S3A_PACKAGES).stop()
 .venv/.jars: .venv/.made pipelines/session.py
 	@$(BIN)/python -c "$(FETCH)" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.checks import NOTHING_LEFT_HALF_SWITCHED
-from assets.launches import Action, Do, Launch, StoppedQuery, launched
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_SWITCHED
+from statekeeper.assets.launches import Action, Do, Launch, StoppedQuery, launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
 
 
 class Switch(StoppedQuery):

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from assets import metadata
-from assets.partitions import QUERIES
-from resources.fleet import OpenedQuery
-from statestore.counts import counted
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
-from statestore.maintenance.config import MirrorPolicy
-from statestore.maintenance.mirrors import Lag
-from statestore.maintenance.passes import RetentionPass, SnapshotPass
-from statestore.maintenance.switchover import OpenJournal
-from statestore.redaction import printable
+from statekeeper.assets import metadata
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.resources.fleet import OpenedQuery
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
+from statekeeper.statestore.maintenance.config import MirrorPolicy
+from statekeeper.statestore.maintenance.mirrors import Lag
+from statekeeper.statestore.maintenance.passes import RetentionPass, SnapshotPass
+from statekeeper.statestore.maintenance.switchover import OpenJournal
+from statekeeper.statestore.redaction import printable
 
 _LOGS = frozenset(
     {

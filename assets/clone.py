@@ -5,17 +5,17 @@ from enum import Enum
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.launches import for_launchpad, with_refusal_for_launchpad
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from resources.worker import holder
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer
+from statekeeper.assets import metadata
+from statekeeper.assets.launches import for_launchpad, with_refusal_for_launchpad
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import holder
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import Maintainer
 
 
 class DoClone(Enum):

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets.checks import NOTHING_LEFT_HALF_CONVERTED
-from assets.launches import launched
-from assets.partitions import QUERIES
-from assets.rewrites import Rewrite, rewriting
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.rewrites import Convert
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_CONVERTED
+from statekeeper.assets.launches import launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.rewrites import Rewrite, rewriting
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites import Convert
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class ConvertQuery(Rewrite):

@@ -2,7 +2,7 @@
 
 Environment variables and their defaults: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
 STATEKEEPER_FLEET (the path of that file), STATEKEEPER_SCRATCH (the system's folder for temporary files),
-STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON and STATEKEEPER_MIRROR_CRON (see `assets.schedules`).
+STATEKEEPER_WEBHOOK (none), STATEKEEPER_HEALTH_CRON and STATEKEEPER_MIRROR_CRON (see `statekeeper.assets.schedules`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.checkpoint_format import checkpoint_format
-from assets.clone import clone
-from assets.convert import convert
-from assets.edit import edit
-from assets.evolve import evolve
-from assets.fleet_health import fleet_health
-from assets.history import prune_history
-from assets.jobs import (
+from statekeeper.assets.checkpoint_format import checkpoint_format
+from statekeeper.assets.clone import clone
+from statekeeper.assets.convert import convert
+from statekeeper.assets.edit import edit
+from statekeeper.assets.evolve import evolve
+from statekeeper.assets.fleet_health import fleet_health
+from statekeeper.assets.history import prune_history
+from statekeeper.assets.jobs import (
     clone_checkpoint,
     convert_checkpoint,
     edit_checkpoint,
@@ -34,21 +34,21 @@ from assets.jobs import (
     savepoint_checkpoint,
     switch_checkpoint,
 )
-from assets.lineage import lineage
-from assets.load import load
-from assets.mirror import mirror
-from assets.rescale import rescale
-from assets.retention import retention
-from assets.savepoint import savepoint
-from assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
-from assets.sensors import changelog_tail, dead_runs, notify_on_failure
-from assets.snapshot import snapshot
-from assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
-from resources.fleet import Fleet
-from resources.notifier import Notifier
-from resources.worker import Worker
-from statestore.maintenance.config import FILE_NAME
-from statestore.maintenance.quiet import QUIET_SECONDS
+from statekeeper.assets.lineage import lineage
+from statekeeper.assets.load import load
+from statekeeper.assets.mirror import mirror
+from statekeeper.assets.rescale import rescale
+from statekeeper.assets.retention import retention
+from statekeeper.assets.savepoint import savepoint
+from statekeeper.assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
+from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_failure
+from statekeeper.assets.snapshot import snapshot
+from statekeeper.assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.notifier import Notifier
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore.maintenance.config import FILE_NAME
+from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
 

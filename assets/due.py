@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
-from statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.format.untrusted import BAD_VALUES
 
 FORMAT = 1
 _FIRST_PAUSE_SECONDS = 60.0

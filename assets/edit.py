@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.checks import NOTHING_LEFT_HALF_EDITED
-from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.maintenance import passes
-from statestore.maintenance.edits.tables import edit_of
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_EDITED
+from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.edits.tables import edit_of
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class EditState(StoppedQuery):

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.checks import NOTHING_LEFT_HALF_EVOLVED
-from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.maintenance import passes, rewrites
-from statestore.maintenance.evolution import read_schema_file
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_EVOLVED
+from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.maintenance import passes, rewrites
+from statekeeper.statestore.maintenance.evolution import read_schema_file
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class EvolveState(StoppedQuery):

@@ -6,19 +6,19 @@ from datetime import timedelta
 
 import dagster as dg
 
-from assets import metadata, pictures
-from assets.checks import describe, with_next
-from assets.retention import retention
-from assets.sources import GROUP, OWNERS
-from resources.fleet import Fleet
-from statestore.clock import SystemClock
-from statestore.durations import utc
-from statestore.errors import StatekeeperError
-from statestore.maintenance import health
-from statestore.maintenance.audit import Severity
-from statestore.maintenance.health import Health
-from statestore.redaction import printable
-from statestore.storage import at_once
+from statekeeper.assets import metadata, pictures
+from statekeeper.assets.checks import describe, with_next
+from statekeeper.assets.retention import retention
+from statekeeper.assets.sources import GROUP, OWNERS
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import health
+from statekeeper.statestore.maintenance.audit import Severity
+from statekeeper.statestore.maintenance.health import Health
+from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.storage import at_once
 
 _LAST_CLEAN = "last_clean_audits"
 _FLEET = "fleet"

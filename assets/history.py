@@ -7,10 +7,10 @@ import dagster as dg
 from dagster import DagsterRunStatus
 from pydantic import Field
 
-from resources.fleet import FLEET_TAG, Fleet
-from resources.worker import delete_dead_locks
-from statestore.clock import SystemClock
-from statestore.durations import utc
+from statekeeper.resources.fleet import FLEET_TAG, Fleet
+from statekeeper.resources.worker import delete_dead_locks
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.durations import utc
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _AT_A_TIME = 100

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dagster as dg
 
-from assets.checkpoint_format import checkpoint_format
-from assets.clone import clone
-from assets.convert import convert
-from assets.edit import edit
-from assets.evolve import evolve
-from assets.fleet_health import fleet_health
-from assets.lineage import lineage
-from assets.load import load
-from assets.mirror import mirror
-from assets.rescale import rescale
-from assets.retention import retention
-from assets.savepoint import savepoint
-from assets.snapshot import snapshot
+from statekeeper.assets.checkpoint_format import checkpoint_format
+from statekeeper.assets.clone import clone
+from statekeeper.assets.convert import convert
+from statekeeper.assets.edit import edit
+from statekeeper.assets.evolve import evolve
+from statekeeper.assets.fleet_health import fleet_health
+from statekeeper.assets.lineage import lineage
+from statekeeper.assets.load import load
+from statekeeper.assets.mirror import mirror
+from statekeeper.assets.rescale import rescale
+from statekeeper.assets.retention import retention
+from statekeeper.assets.savepoint import savepoint
+from statekeeper.assets.snapshot import snapshot
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 """Ends runs on other machines, whose liveness this machine cannot check."""

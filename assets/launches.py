@@ -11,18 +11,18 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from assets.checks import nothing_left_half_switched
-from assets.metadata import Metadata
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet, OpenedQuery
-from resources.worker import holder
-from statestore import switch_journal
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format.sparks import Spark
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.switchover import Progress, ProgressCallback
-from statestore.redaction import printable
+from statekeeper.assets.checks import nothing_left_half_switched
+from statekeeper.assets.metadata import Metadata
+from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.resources.fleet import Fleet, OpenedQuery
+from statekeeper.resources.worker import holder
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback
+from statekeeper.statestore.redaction import printable
 
 
 class Do(Enum):

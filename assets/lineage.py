@@ -2,15 +2,15 @@
 
 import dagster as dg
 
-from assets import metadata, pictures
-from assets.checks import LINEAGE_CHECKS, lineage_checks
-from assets.partitions import QUERIES
-from assets.snapshot import snapshot
-from assets.sources import GROUP, OWNERS
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet
-from statestore.clock import SystemClock
-from statestore.maintenance import passes
+from statekeeper.assets import metadata, pictures
+from statekeeper.assets.checks import LINEAGE_CHECKS, lineage_checks
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.snapshot import snapshot
+from statekeeper.assets.sources import GROUP, OWNERS
+from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.maintenance import passes
 
 
 @dg.asset(

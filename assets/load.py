@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.checks import NOTHING_LEFT_HALF_LOADED
-from assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.maintenance import passes
-from statestore.maintenance.rewrites import Load
-from statestore.maintenance.savepoints.saved import read_saved
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_LOADED
+from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.rewrites import Load
+from statekeeper.statestore.maintenance.savepoints.saved import read_saved
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class LoadState(StoppedQuery):

@@ -17,13 +17,13 @@ from typing import ParamSpec, TypeAlias
 
 import dagster as dg
 
-from statestore.differences import Change
-from statestore.errors import StatekeeperError
-from statestore.maintenance import records
-from statestore.maintenance.audit import Finding, Severity
-from statestore.maintenance.copies import Way
-from statestore.maintenance.mirrors import CleanupPlan
-from statestore.maintenance.passes import (
+from statekeeper.statestore.differences import Change
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import records
+from statekeeper.statestore.maintenance.audit import Finding, Severity
+from statekeeper.statestore.maintenance.copies import Way
+from statekeeper.statestore.maintenance.mirrors import CleanupPlan
+from statekeeper.statestore.maintenance.passes import (
     PreparedClone,
     PreparedEdit,
     PreparedFiles,
@@ -34,14 +34,14 @@ from statestore.maintenance.passes import (
     RetentionPass,
     SnapshotPass,
 )
-from statestore.maintenance.passes.audit import Looked
-from statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statestore.maintenance.rewrites import EvolutionPreview
-from statestore.maintenance.savepoints.manifest import Summary
-from statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
-from statestore.maintenance.switchover import Begun
-from statestore.query_metrics import Prices, QueryMetrics
-from statestore.redaction import printable
+from statekeeper.statestore.maintenance.passes.audit import Looked
+from statekeeper.statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statekeeper.statestore.maintenance.rewrites import EvolutionPreview
+from statekeeper.statestore.maintenance.savepoints.manifest import Summary
+from statekeeper.statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.switchover import Begun
+from statekeeper.statestore.query_metrics import Prices, QueryMetrics
+from statekeeper.statestore.redaction import printable
 
 Figure: TypeAlias = str | int | float
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]

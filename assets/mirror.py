@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets import metadata
-from assets.checks import MIRROR_IS_FRESH, mirror_is_fresh
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet
-from resources.worker import holder
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import mirrors, passes
-from statestore.maintenance.mirrors import Lag
-from statestore.maintenance.passes import Maintainer
-from statestore.storage import Storage
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import MIRROR_IS_FRESH, mirror_is_fresh
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import holder
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import mirrors, passes
+from statekeeper.statestore.maintenance.mirrors import Lag
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.storage import Storage
 
 
 @dg.asset(

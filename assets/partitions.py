@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from statestore.format.names import StorePath
+from statekeeper.statestore.format.names import StorePath
 
 QUERY_SET = "streaming_query"
 STORE_SET = "state_store"

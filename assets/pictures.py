@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from statestore.chain import Chain
-from statestore.format.names import VersionId
-from statestore.maintenance.audit import Audit, AuditFacts
-from statestore.maintenance.audit.facts import StoreAuditFacts
-from statestore.maintenance.health import Health
-from statestore.redaction import printable
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance.audit import Audit, AuditFacts
+from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.health import Health
+from statekeeper.statestore.redaction import printable
 
 _VERSIONS = 60
 _STEP = 10

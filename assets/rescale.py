@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets.checks import NOTHING_LEFT_HALF_RESCALED
-from assets.launches import launched
-from assets.partitions import QUERIES
-from assets.rewrites import Rewrite, rewriting
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet
-from statestore.format.names import MOST_PARTITIONS
-from statestore.maintenance.rewrites import Rescale
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets.checks import NOTHING_LEFT_HALF_RESCALED
+from statekeeper.assets.launches import launched
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.rewrites import Rewrite, rewriting
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.format.names import MOST_PARTITIONS
+from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class RescaleQuery(Rewrite):

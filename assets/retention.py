@@ -4,18 +4,18 @@ from itertools import groupby
 
 import dagster as dg
 
-from assets import metadata
-from assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
-from assets.lineage import lineage
-from assets.partitions import QUERIES, STORE_SET, store_key
-from assets.sources import GROUP, OWNERS, STATE_STORE
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet
-from resources.worker import holder
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import audit, passes
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import Deleted, DeletionOutcome
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
+from statekeeper.assets.lineage import lineage
+from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
+from statekeeper.assets.sources import GROUP, OWNERS, STATE_STORE
+from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import holder
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import audit, passes
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome
 
 
 @dg.asset(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from assets import metadata
-from assets.launches import Action, Do, Launch, StoppedQuery
-from resources.fleet import Fleet
-from statestore.maintenance import passes
-from statestore.maintenance.rewrites import Goal
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.assets import metadata
+from statekeeper.assets.launches import Action, Do, Launch, StoppedQuery
+from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.rewrites import Goal
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class Rewrite(StoppedQuery):

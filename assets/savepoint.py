@@ -5,19 +5,19 @@ from enum import Enum
 import dagster as dg
 from pydantic import Field
 
-from assets import metadata
-from assets.launches import for_launchpad, with_refusal_for_launchpad
-from assets.metadata import Metadata
-from assets.partitions import QUERIES
-from assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from resources.fleet import Fleet, OpenedQuery
-from resources.worker import holder
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.savepoints import Tables
-from statestore.storage import Storage
+from statekeeper.assets import metadata
+from statekeeper.assets.launches import for_launchpad, with_refusal_for_launchpad
+from statekeeper.assets.metadata import Metadata
+from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
+from statekeeper.resources.fleet import Fleet, OpenedQuery
+from statekeeper.resources.worker import holder
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.storage import Storage
 
 
 class DoSavepoint(Enum):

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.history import prune_history
-from assets.jobs import maintain_query, mirror_checkpoint, refresh_fleet_health
-from assets.partitions import ACTIVE, QUERY_SET, QUERY_TAG, REASON_TAG
-from resources.fleet import FLEET_TAG, Fleet
+from statekeeper.assets.history import prune_history
+from statekeeper.assets.jobs import maintain_query, mirror_checkpoint, refresh_fleet_health
+from statekeeper.assets.partitions import ACTIVE, QUERY_SET, QUERY_TAG, REASON_TAG
+from statekeeper.resources.fleet import FLEET_TAG, Fleet
 
 HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
 """When the fleet is examined. Default: minute 17 of each hour; the demonstration uses each minute."""

@@ -5,24 +5,24 @@ from dataclasses import dataclass, replace
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from assets import due
-from assets.due import Ask, Asked, Cursor, Last, Wait
-from assets.fleet_health import fleet_health
-from assets.history import prune_history
-from assets.jobs import maintain_query, refresh_fleet_health
-from assets.partitions import ACTIVE, QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
-from assets.snapshot import snapshot
-from assets.verdicts import red_queries
-from resources.fleet import FLEET_TAG, Fleet
-from resources.notifier import Notifier
-from resources.worker import HOLDER_TAG, holder, is_dead
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import fleet as fleets
-from statestore.maintenance import lease
-from statestore.maintenance.config import Configuration
-from statestore.maintenance.fleet import Query, forget_seconds
-from statestore.redaction import printable
+from statekeeper.assets import due
+from statekeeper.assets.due import Ask, Asked, Cursor, Last, Wait
+from statekeeper.assets.fleet_health import fleet_health
+from statekeeper.assets.history import prune_history
+from statekeeper.assets.jobs import maintain_query, refresh_fleet_health
+from statekeeper.assets.partitions import ACTIVE, QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
+from statekeeper.assets.snapshot import snapshot
+from statekeeper.assets.verdicts import red_queries
+from statekeeper.resources.fleet import FLEET_TAG, Fleet
+from statekeeper.resources.notifier import Notifier
+from statekeeper.resources.worker import HOLDER_TAG, holder, is_dead
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import fleet as fleets
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.config import Configuration
+from statekeeper.statestore.maintenance.fleet import Query, forget_seconds
+from statekeeper.statestore.redaction import printable
 
 _RUNS_OF_A_QUERY = 20
 """The newest runs to examine, because those of another fleet can be among them."""

@@ -2,20 +2,20 @@
 
 import dagster as dg
 
-from assets import metadata
-from assets.checks import TAIL_IS_SHORT, tail_is_short
-from assets.partitions import QUERIES, STORE_SET, store_key
-from assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
-from assets.verdicts import with_fleet_verdicts
-from resources.fleet import Fleet, OpenedQuery
-from resources.worker import holder
-from statestore.attempts import metrics_at
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer, SnapshotPass
-from statestore.maintenance.snapshot import Taken
-from statestore.origin import Origin
-from statestore.query_metrics import QueryMetrics
+from statekeeper.assets import metadata
+from statekeeper.assets.checks import TAIL_IS_SHORT, tail_is_short
+from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
+from statekeeper.assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
+from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.resources.fleet import Fleet, OpenedQuery
+from statekeeper.resources.worker import holder
+from statekeeper.statestore.attempts import metrics_at
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import Maintainer, SnapshotPass
+from statekeeper.statestore.maintenance.snapshot import Taken
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import QueryMetrics
 
 
 @dg.asset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from assets.partitions import QUERIES, STORES
+from statekeeper.assets.partitions import QUERIES, STORES
 
 OWNERS = ["team:streaming"]
 GROUP = "maintenance"

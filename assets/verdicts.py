@@ -19,9 +19,9 @@ from dagster._core.storage.asset_check_execution_record import (
     AssetCheckExecutionRecordStatus,
 )
 
-from assets import metadata
-from assets.partitions import QUERY_SET
-from resources.fleet import Fleet
+from statekeeper.assets import metadata
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.resources.fleet import Fleet
 
 _RED_QUERIES = "red_queries"
 

@@ -13,8 +13,8 @@ from benchmarks import rewrite_process
 from benchmarks.measure import Spread, Table, ratio
 from benchmarks.native_state import of, run_query, write_input
 from benchmarks.peak import Peak, peak_of
-from pipelines.session import spark_session
-from statestore.format.provider import Provider
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore.format.provider import Provider
 
 SIZES = (200_000,)
 LARGE = 2_000_000

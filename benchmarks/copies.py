@@ -18,15 +18,15 @@ import s3fs
 
 from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.s3_process import s3_process
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.storage import RequestCounts, Storage, StorageSpec, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.storage import RequestCounts, Storage, StorageSpec, open_storage
 
 STORES = 200
 _VALUE_BYTES = 50_000

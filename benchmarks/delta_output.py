@@ -15,10 +15,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.turns import Contender, Course, Start, compared
-from pipelines.batch_log import LogLayout
-from pipelines.session import spark_session
-from pipelines.sinks import DeltaSink, Writer
-from statestore.format.provider import PROVIDER, Provider
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.sinks import DeltaSink, Writer
+from statekeeper.statestore.format.provider import PROVIDER, Provider
 
 PARTITIONS = 2
 TASKS = "Statekeeper, tasks write the files"

@@ -18,21 +18,21 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
-from pipelines.assignments import Assignments
-from pipelines.operator import StatefulOperator, Update
-from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.reports import PartitionReport, Reported, TaskReport
-from pipelines.task import Task, TaskPlan, Worker
-from pipelines.task_outputs import TaskOutputs
-from statestore.attempt_outputs import DEFAULT_OUTPUT
-from statestore.batch_times import BatchTimes
-from statestore.commit_metrics import CommitMetrics
-from statestore.engine.sweep import SweepLimits
-from statestore.format.names import EMPTY
-from statestore.format.structure import Structure
-from statestore.storage import StorageSpec
-from statestore.storage.parts import PART_BYTES
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.reports import PartitionReport, Reported, TaskReport
+from statekeeper.pipelines.task import Task, TaskPlan, Worker
+from statekeeper.pipelines.task_outputs import TaskOutputs
+from statekeeper.statestore.attempt_outputs import DEFAULT_OUTPUT
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.commit_metrics import CommitMetrics
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import StorageSpec
+from statekeeper.statestore.storage.parts import PART_BYTES
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.s3_server import S3Server
 
 _KEYS = 280_000

@@ -29,8 +29,8 @@ def run(options: argparse.Namespace) -> list[Table]:
             rows=[[event, spread.shown(0)] for event, spread in seen.items()],
             targets=[verdict("the last event", last, at_most=_TARGET_SECONDS, unit=" s")],
             notes=[
-                f"{len(rounds)} rounds of `python -m pipelines.flights.job`, which `make run` starts. GraphQL is queried "
-                "each second.",
+                f"{len(rounds)} rounds of `python -m statekeeper.pipelines.flights.job`, which `make run` starts. GraphQL "
+                "is queried each second.",
                 "The flights job and Dagster share the machine.",
             ],
         )
@@ -43,7 +43,9 @@ def _round() -> dict[str, float]:
         home = folder / "flights" / "dagster"
         started = perf_counter()
         seen: dict[str, float] = {}
-        with running(folder, "pipelines.flights.job", "--folder", str(folder / "flights"), home=home) as platform:
+        with running(
+            folder, "statekeeper.pipelines.flights.job", "--folder", str(folder / "flights"), home=home
+        ) as platform:
             missing = dict(_events(platform))
             while missing:
                 sleep(1)

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.clock import RandomIds
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
 
 VERSIONS = 9
 """Versions of each store with files: a snapshot and newer changelogs."""

@@ -20,16 +20,16 @@ from pyspark import cloudpickle
 from pyspark.accumulators import Accumulator
 
 from benchmarks.measure import Table
-from pipelines.assignments import Assignments
-from pipelines.delta_log import DeltaLog
-from pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
-from pipelines.known_snapshots import KnownSnapshots
-from pipelines.report_channel import ReportChannel
-from pipelines.reports import TaskReport
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import RequestCounts, open_storage
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.delta_log import DeltaLog
+from statekeeper.pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
+from statekeeper.pipelines.known_snapshots import KnownSnapshots
+from statekeeper.pipelines.report_channel import ReportChannel
+from statekeeper.pipelines.reports import TaskReport
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import RequestCounts, open_storage
 
 PARTITIONS = (10, 200, 1_000)
 BATCHES = (10, 1_000, 100_000)

@@ -11,10 +11,10 @@ from benchmarks import growing_roots
 from benchmarks.growing_roots import Shape
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
-from statestore.clock import SystemClock
-from statestore.maintenance import audit, retention
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.maintenance import audit, retention
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import open_storage
 
 PARTITIONS = (10, 200, 1_000)
 BATCHES = (10, 1_000, 100_000)

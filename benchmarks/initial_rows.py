@@ -14,13 +14,13 @@ from deltalake import write_deltalake
 
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_bytes, peak_of
-from pipelines.host import Host
-from pipelines.operator import StatefulOperator, Update
-from pipelines.progress import BatchReport, Phase
-from pipelines.query import start
-from pipelines.session import spark_session
-from pipelines.sinks import NoSink
-from statestore.storage import open_storage
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.progress import BatchReport, Phase
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.sinks import NoSink
+from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 10_000_000)
 PARTITIONS = 8

@@ -12,11 +12,11 @@ from benchmarks import savepoint_rows
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import rewrites, runs
-from statestore.maintenance.savepoints.saved import read_saved
-from statestore.maintenance.switchover import Machine, Progress
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import rewrites, runs
+from statekeeper.statestore.maintenance.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.switchover import Machine, Progress
+from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 10_000_000)
 STORES = savepoint_rows.STORES

@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks.measure import Table
 from benchmarks.state_roots import StateRoot, changes
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import audit, retention, runs, snapshot
-from statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import audit, retention, runs, snapshot
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
 
 STORES = 1_000
 VERSIONS = 100

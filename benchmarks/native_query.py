@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.session import S3A_PACKAGES, spark_session
+from statekeeper.pipelines.session import S3A_PACKAGES, spark_session
 from tests.support.s3_server import CREDENTIALS, S3Server
 
 MAINTENANCE_SECONDS = 6
@@ -157,7 +157,7 @@ def statekeeper(arguments: Iterable[str], server: S3Server | None = None) -> Ver
         **({"AWS_ENDPOINT_URL": server.endpoint} if server else {}),
     }
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-m", "statestore", *arguments]
+    command = [sys.executable, "-m", "statekeeper", *arguments]
     done = subprocess.run(command, env={**os.environ, **access}, capture_output=True, text=True, check=False)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:

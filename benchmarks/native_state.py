@@ -10,7 +10,7 @@ from time import perf_counter
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.provider import PROVIDER, Provider
 
 _FILES = 4
 

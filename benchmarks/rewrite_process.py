@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format.provider import Provider
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance import rewrites, runs, switchover
-from statestore.maintenance.rewrites import Convert, Goal, Rescale
-from statestore.maintenance.switchover import Machine
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import rewrites, runs, switchover
+from statekeeper.statestore.maintenance.rewrites import Convert, Goal, Rescale
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import open_storage
 
 
 def rescale(checkpoint: str, scratch: str, partitions: str) -> None:

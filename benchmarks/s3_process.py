@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from statestore.storage import StorageSpec
+from statekeeper.statestore.storage import StorageSpec
 from tests.support.s3_server import S3Server
 
 

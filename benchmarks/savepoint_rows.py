@@ -14,14 +14,14 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
-from pipelines.session import spark_session
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.storage import open_storage
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 5_000_000, 10_000_000)
 STORES = 8

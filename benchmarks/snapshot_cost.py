@@ -27,13 +27,13 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.spark_rocksdb import SparkRocksDB
 from benchmarks.state_roots import StateRoot, changes, state_keys
-from pipelines.session import spark_session
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.format.changelog import read_changelog
-from statestore.format.replay import Window
-from statestore.format.state_rows import encode_values
-from statestore.store import StateStore, StoreAddress
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.format.changelog import read_changelog
+from statekeeper.statestore.format.replay import Window
+from statekeeper.statestore.format.state_rows import encode_values
+from statekeeper.statestore.store import StateStore, StoreAddress
 
 KEYS = 1_000_000
 TAIL_CHANGELOGS = 50
@@ -50,7 +50,7 @@ _MIB = 1024 * 1024
 
 _COMMAND = """
 import atexit, pathlib, sys
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text(), file=sys.stderr))
 main()
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from statestore.format.names import VersionId
+from statekeeper.statestore.format.names import VersionId
 
 _TRACKED = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
 _STATE = "org.apache.spark.sql.execution.streaming.state"

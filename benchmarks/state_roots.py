@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from statestore import binding
-from statestore.clock import RandomIds
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.key_groups import KeyGroups
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_rows import encode_keys, encode_values, key_schema
-from statestore.format.types import spark_schema_json
-from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore import binding
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_rows import encode_keys, encode_values, key_schema
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.store_schema import StoreSchema
 
 GROUPS = 128
 _PIECE_KEYS = 200_000

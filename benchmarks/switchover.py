@@ -12,14 +12,14 @@ import numpy as np
 
 from benchmarks.measure import Spread, Table, ratio
 from benchmarks.state_roots import StateRoot, changes
-from statestore import binding
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names, operators
-from statestore.format.structure import Structure
-from statestore.maintenance import runs, snapshot, switchover
-from statestore.maintenance.switchover import Machine, SwitchPhase, SwitchPlan
-from statestore.storage import Storage, at_once, open_storage
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore import binding
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import runs, snapshot, switchover
+from statekeeper.statestore.maintenance.switchover import Machine, SwitchPhase, SwitchPlan
+from statekeeper.statestore.storage import Storage, at_once, open_storage
+from statekeeper.statestore.store_schema import StoreSchema
 
 STORES = 200
 KEYS = 5_000

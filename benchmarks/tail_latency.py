@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from time import perf_counter
 
 from benchmarks.measure import Spread, Table, flat, verdict
-from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.storage.hedging import percentile
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage.hedging import percentile
 from tests.support.s3_server import S3Server
 
 _MILLISECONDS = (

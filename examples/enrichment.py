@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, Frames, StatefulOperator, StatefulQuery, Update, spark_session, start
+from statekeeper.pipelines import DeltaSink, Frames, StatefulOperator, StatefulQuery, Update, spark_session, start
 
 # --8<-- [start:operator]
 TIER = pa.schema([("tier", pa.string())])

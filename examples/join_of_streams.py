@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, StatefulOperator, StatefulQuery, Update, spark_session, start
+from statekeeper.pipelines import DeltaSink, StatefulOperator, StatefulQuery, Update, spark_session, start
 
 # --8<-- [start:operator]
 COLUMN = {"orders": "id", "payments": "paid"}

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, StatefulOperator, StatefulQuery, Ttl, Update, spark_session, start
+from statekeeper.pipelines import DeltaSink, StatefulOperator, StatefulQuery, Ttl, Update, spark_session, start
 
 # --8<-- [start:operator]
 HOUR = timedelta(hours=1)

@@ -14,7 +14,17 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines import Batch, DeltaSink, Frames, StatefulOperator, StatefulQuery, Ttl, Update, spark_session, start
+from statekeeper.pipelines import (
+    Batch,
+    DeltaSink,
+    Frames,
+    StatefulOperator,
+    StatefulQuery,
+    Ttl,
+    Update,
+    spark_session,
+    start,
+)
 
 # --8<-- [start:operator]
 INSTANT = pa.timestamp("us", tz="UTC")

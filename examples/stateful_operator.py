@@ -12,7 +12,7 @@ import sys
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, StatefulOperator, StatefulQuery, Update, spark_session, start
+from statekeeper.pipelines import DeltaSink, StatefulOperator, StatefulQuery, Update, spark_session, start
 
 TOTALS = pa.schema([("orders", pa.int64()), ("total", pa.float64())])
 

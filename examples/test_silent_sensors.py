@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from silent_sensors import OPERATOR
 
-from pipelines import OperatorHarness
+from statekeeper.pipelines import OperatorHarness
 
 
 def noon(minute: int) -> datetime:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from stateful_operator import OPERATOR
 
-from pipelines import OperatorHarness
+from statekeeper.pipelines import OperatorHarness
 
 
 @pytest.fixture

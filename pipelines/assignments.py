@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.names import StorePath, VersionId
 
 _Version = tuple[int, str | None, str | None]
 _END = struct.Struct("<I")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from pipelines.reports import PartitionReport
-from statestore.format import batch_log
-from statestore.format.batch_log import Place
-from statestore.format.names import StorePath
-from statestore.store import BatchLogPart
+from statekeeper.pipelines.reports import PartitionReport
+from statekeeper.statestore.format import batch_log
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.store import BatchLogPart
 
 MOST_MEMBER_BYTES = 256 * 1024
 """A larger changelog is uploaded by its task, as its own file."""

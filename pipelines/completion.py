@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from pipelines.data_files import DataFile
-from pipelines.outputs import Computed, Files, Outputs
-from pipelines.sinks import Attempt
-from statestore.attempt_outputs import DEFAULT_OUTPUT
-from statestore.errors import CorruptFile, SinkConflict
-from statestore.format.structure import Structure
-from statestore.format.types import spark_schema_json
-from statestore.format.untrusted import BAD_VALUES
-from statestore.root import Pending, StateRoot
+from statekeeper.pipelines.data_files import DataFile
+from statekeeper.pipelines.outputs import Computed, Files, Outputs
+from statekeeper.pipelines.sinks import Attempt
+from statekeeper.statestore.attempt_outputs import DEFAULT_OUTPUT
+from statekeeper.statestore.errors import CorruptFile, SinkConflict
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.root import Pending, StateRoot
 
 Compute = Callable[[Files, Mapping[str, pa.Schema], frozenset[str]], Computed]
 """Computes an attempt: outputs to files, outputs through Spark, and which of them to digest."""

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.file_statistics import FileStatistics
-from statestore.clock import Ids
-from statestore.errors import WrongResult
+from statekeeper.pipelines.file_statistics import FileStatistics
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.errors import WrongResult
 
 _FILE_NAME = re.compile(r"part-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet")
 _OPEN_FILES = 64

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.data_files import DataFile, TableFiles, table_files
-from pipelines.delta_log import DeltaLog
-from pipelines.delta_rows import Commit
-from statestore.errors import SchemaMismatch, StorageError, UnsupportedTable
+from statekeeper.pipelines.data_files import DataFile, TableFiles, table_files
+from statekeeper.pipelines.delta_log import DeltaLog
+from statekeeper.pipelines.delta_rows import Commit
+from statekeeper.statestore.errors import SchemaMismatch, StorageError, UnsupportedTable
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz"}
 _ATTEMPTS = 3

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.delta_log import KnownTable
-from statestore.attempt_outputs import SinkPosition
-from statestore.errors import SinkChanged, SinkConflict
+from statekeeper.pipelines.delta_log import KnownTable
+from statekeeper.statestore.attempt_outputs import SinkPosition
+from statekeeper.statestore.errors import SinkChanged, SinkConflict
 
 _LOG = logging.getLogger("statekeeper")
 _PAGE = 50

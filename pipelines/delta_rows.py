@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.errors import WrongResult
+from statekeeper.statestore.errors import WrongResult
 
 _COUNT = "__statekeeper_rows"
 _MERGE_CONF = {

@@ -18,38 +18,38 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.assignments import Assignments
-from pipelines.batch_log import LogLayout, changelogs_of, part_of
-from pipelines.completion import complete
-from pipelines.emergency import EmergencySnapshots
-from pipelines.event_time import EventClock
-from pipelines.host import Host
-from pipelines.initial import InitialState
-from pipelines.known_snapshots import KnownSnapshots, Snapshots
-from pipelines.materialised import Materialised
-from pipelines.metrics import MetricsWindow
-from pipelines.operator import StatefulOperator
-from pipelines.operator_job import run_to_files
-from pipelines.outputs import Computed, Files, Held, Outputs, columns_of_outputs
-from pipelines.partitioning import Partitioning
-from pipelines.progress import BatchReport, Observer, Outcome, Phase
-from pipelines.report_channel import ReportChannel
-from pipelines.reports import PartitionReport, Reported, TaskReport, checked, column_notes, initial_digest
-from pipelines.sinks import Attempt, Sink
-from pipelines.spark_errors import named, output_is_unreadable
-from pipelines.spark_log import hide_end_of_query
-from pipelines.stored import store_schemas
-from pipelines.task import TaskPlan
-from pipelines.task_outputs import TaskOutputs
-from pipelines.times import Batch
-from statestore.binding import Binding
-from statestore.clock import Clock, Ids
-from statestore.engine.sweep import SweepLimits
-from statestore.errors import ForeignBlock, StatekeeperError
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.root import Done, Pending, Ready, StateRoot
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.batch_log import LogLayout, changelogs_of, part_of
+from statekeeper.pipelines.completion import complete
+from statekeeper.pipelines.emergency import EmergencySnapshots
+from statekeeper.pipelines.event_time import EventClock
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.initial import InitialState
+from statekeeper.pipelines.known_snapshots import KnownSnapshots, Snapshots
+from statekeeper.pipelines.materialised import Materialised
+from statekeeper.pipelines.metrics import MetricsWindow
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.operator_job import run_to_files
+from statekeeper.pipelines.outputs import Computed, Files, Held, Outputs, columns_of_outputs
+from statekeeper.pipelines.partitioning import Partitioning
+from statekeeper.pipelines.progress import BatchReport, Observer, Outcome, Phase
+from statekeeper.pipelines.report_channel import ReportChannel
+from statekeeper.pipelines.reports import PartitionReport, Reported, TaskReport, checked, column_notes, initial_digest
+from statekeeper.pipelines.sinks import Attempt, Sink
+from statekeeper.pipelines.spark_errors import named, output_is_unreadable
+from statekeeper.pipelines.spark_log import hide_end_of_query
+from statekeeper.pipelines.stored import store_schemas
+from statekeeper.pipelines.task import TaskPlan
+from statekeeper.pipelines.task_outputs import TaskOutputs
+from statekeeper.pipelines.times import Batch
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.errors import ForeignBlock, StatekeeperError
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import Done, Pending, Ready, StateRoot
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
 _ATTEMPTS = 3

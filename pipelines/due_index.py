@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.times import TIMESTAMP
-from statestore.format.due_keys import END_MS, FIRST_MS, VALUES, due_range, encode_due_keys, keys_of
-from statestore.format.state_rows import encode_values
+from statekeeper.pipelines.group_stores import GroupStores, PlacedKeys
+from statekeeper.pipelines.times import TIMESTAMP
+from statekeeper.statestore.format.due_keys import END_MS, FIRST_MS, VALUES, due_range, encode_due_keys, keys_of
+from statekeeper.statestore.format.state_rows import encode_values
 
 Times = npt.NDArray[np.int64]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.counts import counted
-from statestore.engine.user_folder import user_folder
-from statestore.errors import StatekeeperError
-from statestore.maintenance import runs, snapshot
-from statestore.maintenance.snapshot import Taken, TakeSnapshot
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.engine.user_folder import user_folder
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import runs, snapshot
+from statekeeper.statestore.maintenance.snapshot import Taken, TakeSnapshot
+from statekeeper.statestore.storage import Storage
 
 EMERGENCY_CHANGELOGS = 600
 """Length of the tail from which a store gets a snapshot."""

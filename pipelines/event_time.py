@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operator import INPUT_COLUMN, StatefulOperator
-from pipelines.reports import PartitionReport
-from pipelines.times import TIMESTAMP, require_timestamp
-from statestore.batch_times import BatchTimes
-from statestore.errors import SchemaMismatch, WrongInput
+from statekeeper.pipelines.operator import INPUT_COLUMN, StatefulOperator
+from statekeeper.pipelines.reports import PartitionReport
+from statekeeper.pipelines.times import TIMESTAMP, require_timestamp
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.errors import SchemaMismatch, WrongInput
 
 _END_OF_WINDOW = "end"
 _ONE_STREAM = ""

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from pipelines.due_index import END_US, FIRST_US, NEVER, DueIndex, Times, times_of, timestamps
-from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.times import TimeKind, Ttl
-from statestore.batch_times import BatchTimes
-from statestore.errors import WrongResult
-from statestore.format.state_rows import decode_values
-from statestore.timed_stores import expiries
+from statekeeper.pipelines.due_index import END_US, FIRST_US, NEVER, DueIndex, Times, times_of, timestamps
+from statekeeper.pipelines.group_stores import GroupStores, PlacedKeys
+from statekeeper.pipelines.times import TimeKind, Ttl
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.errors import WrongResult
+from statekeeper.statestore.format.state_rows import decode_values
+from statekeeper.statestore.timed_stores import expiries
 
 _AT_ONCE = 10_000
 

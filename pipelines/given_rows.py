@@ -10,14 +10,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipelines import preflight
-from pipelines.inputs import columns_of_all
-from pipelines.operator import INPUT_COLUMN, StatefulOperator
-from pipelines.partitioning import GROUP_COLUMN
-from pipelines.results import is_same, null_in
-from statestore.errors import SchemaMismatch, UnsupportedType
-from statestore.format.lossless import lossless
-from statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.pipelines import preflight
+from statekeeper.pipelines.inputs import columns_of_all
+from statekeeper.pipelines.operator import INPUT_COLUMN, StatefulOperator
+from statekeeper.pipelines.partitioning import GROUP_COLUMN
+from statekeeper.pipelines.results import is_same, null_in
+from statekeeper.statestore.errors import SchemaMismatch, UnsupportedType
+from statekeeper.statestore.format.lossless import lossless
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 
 GivenRows: TypeAlias = Any
 """A `pyarrow.Table`, a `pandas.DataFrame` or a list of dicts; for several inputs a mapping: name -> rows."""
@@ -50,7 +50,7 @@ class GivenStream:
         """Convert rows without loss, append their key group, and sort them by key group, key and order columns, as
         `operator_job` does in Spark. Raises `SchemaMismatch`.
 
-        initial   name of the store -> initial rows, which are added in the layout of `pipelines.initial`
+        initial   name of the store -> initial rows, which are added in the layout of `statekeeper.pipelines.initial`
         """
         rows = _with_columns(given, self.columns) if self._inputs is None else self._rows_of_all(given, self._inputs)
         placed = self._with_group(rows, key_groups)

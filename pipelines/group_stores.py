@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.engine.key_range import KeyRange
-from statestore.store import StateStore
+from statekeeper.statestore.engine.key_range import KeyRange
+from statekeeper.statestore.store import StateStore
 
 Stores = Mapping[str, StateStore]
 """Name of a store -> the store, of one partition."""

@@ -15,30 +15,30 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipelines import preflight
-from pipelines.assignments import Assignments
-from pipelines.event_time import EventClock
-from pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
-from pipelines.initial_rows import InitialColumns, require_times
-from pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, StatefulOperator
-from pipelines.partitioning import Partitioning
-from pipelines.reports import Reported, checked
-from pipelines.stored import TIMER_VALUES, StoredStore, stored
-from pipelines.task import Task, TaskPlan, Worker, store_address
-from pipelines.task_outputs import TaskOutputs
-from pipelines.times import Batch
-from statestore.batch_times import BatchTimes
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.sweep import SweepLimits
-from statestore.errors import SchemaMismatch
-from statestore.format.names import EMPTY
-from statestore.format.state_rows import decode_keys, decode_values
-from statestore.format.structure import Structure
-from statestore.loading.open_copies import OpenCopies
-from statestore.storage import StorageSpec, open_storage
-from statestore.store import StateStore
-from statestore.store_limits import StoreLimits
-from statestore.timed_stores import TIMERS
+from statekeeper.pipelines import preflight
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.event_time import EventClock
+from statekeeper.pipelines.given_rows import GivenRows, GivenStream, columns_in, sorted_by
+from statekeeper.pipelines.initial_rows import InitialColumns, require_times
+from statekeeper.pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, StatefulOperator
+from statekeeper.pipelines.partitioning import Partitioning
+from statekeeper.pipelines.reports import Reported, checked
+from statekeeper.pipelines.stored import TIMER_VALUES, StoredStore, stored
+from statekeeper.pipelines.task import Task, TaskPlan, Worker, store_address
+from statekeeper.pipelines.task_outputs import TaskOutputs
+from statekeeper.pipelines.times import Batch
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.state_rows import decode_keys, decode_values
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.loading.open_copies import OpenCopies
+from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.store import StateStore
+from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.timed_stores import TIMERS
 
 _ROOT_ID = "harness"
 _START_MS = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1000)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
 
-from pipelines.emergency import EMERGENCY_CHANGELOGS
-from statestore.engine.sweep import SweepLimits
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.emergency import EMERGENCY_CHANGELOGS
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)

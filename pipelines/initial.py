@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType
 
-from pipelines.initial_rows import InitialColumns, require_times
-from pipelines.operator import StatefulOperator
-from statestore.errors import SchemaMismatch
+from statekeeper.pipelines.initial_rows import InitialColumns, require_times
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.statestore.errors import SchemaMismatch
 
 InitialFrames = DataFrame | Mapping[str, DataFrame]
 """Key and value columns of the first state; with several named stores a mapping: name -> DataFrame."""

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.group_stores import PlacedKeys
-from pipelines.keyed_state import KeyedState
-from pipelines.operator import StatefulOperator
-from pipelines.results import null_in
-from pipelines.times import TimeKind
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import SchemaMismatch, WrongInitial
-from statestore.format.state_rows import encode_keys, encode_values
+from statekeeper.pipelines.group_stores import PlacedKeys
+from statekeeper.pipelines.keyed_state import KeyedState
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.results import null_in
+from statekeeper.pipelines.times import TimeKind
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import SchemaMismatch, WrongInitial
+from statekeeper.statestore.format.state_rows import encode_keys, encode_values
 
 INPUT = -1
 """The kind of an input row. The kind of an initial row is the number of its store."""

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from pipelines.operator import INPUT_COLUMN, StatefulOperator
-from pipelines.session import require_classic
-from statestore.errors import SchemaMismatch, UnsupportedEnvironment
+from statekeeper.pipelines.operator import INPUT_COLUMN, StatefulOperator
+from statekeeper.pipelines.session import require_classic
+from statekeeper.statestore.errors import SchemaMismatch, UnsupportedEnvironment
 
 
 def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | None) -> Sequence[DataFrame]:

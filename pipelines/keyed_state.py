@@ -10,17 +10,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.due_index import END_US, FIRST_US, NEVER, Times, times_of, timestamps
-from pipelines.expiry import Expiry
-from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
-from pipelines.results import as_table
-from pipelines.stored import stored_values
-from pipelines.timers import Timers
-from pipelines.times import TIMESTAMP, TimeKind
-from statestore.batch_times import BatchTimes
-from statestore.errors import TooLarge, WrongResult
-from statestore.format.state_rows import bare_keys, decode_keys, decode_values, encode_bare_keys, encode_values
+from statekeeper.pipelines.due_index import END_US, FIRST_US, NEVER, Times, times_of, timestamps
+from statekeeper.pipelines.expiry import Expiry
+from statekeeper.pipelines.group_stores import GroupStores, PlacedKeys
+from statekeeper.pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.results import as_table
+from statekeeper.pipelines.stored import stored_values
+from statekeeper.pipelines.timers import Timers
+from statekeeper.pipelines.times import TIMESTAMP, TimeKind
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.errors import TooLarge, WrongResult
+from statekeeper.statestore.format.state_rows import (
+    bare_keys,
+    decode_keys,
+    decode_values,
+    encode_bare_keys,
+    encode_values,
+)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
-from statestore import catalog
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import history
-from statestore.maintenance.history_records import PlannedDeletion, PlannedSnapshot, TakenSnapshot
-from statestore.storage import Entry, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import history
+from statekeeper.statestore.maintenance.history_records import PlannedDeletion, PlannedSnapshot, TakenSnapshot
+from statekeeper.statestore.storage import Entry, Storage
 
 Snapshots = Mapping[StorePath, frozenset[VersionId]]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from pipelines.initial import InitialState
-from pipelines.operator_job import operator_job
-from pipelines.spark_errors import FOREIGN_BLOCK
-from pipelines.task import TaskPlan
-from pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
+from statekeeper.pipelines.initial import InitialState
+from statekeeper.pipelines.operator_job import operator_job
+from statekeeper.pipelines.spark_errors import FOREIGN_BLOCK
+from statekeeper.pipelines.task import TaskPlan
+from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
 
 
 class Materialised:

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipelines.reports import TaskReport
-from statestore.clock import Clock
-from statestore.format import batch_log
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import RequestCounts
-from statestore.storage.hedging import percentile
+from statekeeper.pipelines.reports import TaskReport
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.format import batch_log
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import RequestCounts
+from statekeeper.statestore.storage.hedging import percentile
 
 _WINDOW_BATCHES = 1000
 _SHARES = (0.5, 0.99, 0.999)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.times import TimeKind, Ttl, kind_of, milliseconds, require_timestamp
-from statestore.attempt_outputs import DEFAULT_OUTPUT
-from statestore.declared_columns import ColumnMapping
-from statestore.errors import SchemaMismatch
-from statestore.format.names import DEFAULT_STORE
-from statestore.format.types import check_supported
+from statekeeper.pipelines.times import TimeKind, Ttl, kind_of, milliseconds, require_timestamp
+from statekeeper.statestore.attempt_outputs import DEFAULT_OUTPUT
+from statekeeper.statestore.declared_columns import ColumnMapping
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.names import DEFAULT_STORE
+from statekeeper.statestore.format.types import check_supported
 
 _OUTPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pipelines.initial import InitialState
-from pipelines.partitioning import GROUP_COLUMN
-from pipelines.reports import Reported
-from pipelines.task import TaskPlan
+from statekeeper.pipelines.initial import InitialState
+from statekeeper.pipelines.partitioning import GROUP_COLUMN
+from statekeeper.pipelines.reports import Reported
+from statekeeper.pipelines.task import TaskPlan
 
 
 def operator_job(plan: TaskPlan, rows: DataFrame, initial: InitialState | None) -> DataFrame:

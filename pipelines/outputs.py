@@ -13,17 +13,17 @@ from types import TracebackType
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from pipelines.data_files import DataFile, NoFiles, OutputFiles
-from pipelines.materialised import Materialised
-from pipelines.operator import LATE_OUTPUT, StatefulOperator
-from pipelines.reports import PartitionReport, TaskReport
-from pipelines.sinks import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
-from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import SchemaMismatch, SinkConflict, UnsafeSink, UnsupportedEnvironment
-from statestore.format.structure import Structure
-from statestore.format.types import spark_schema_json
-from statestore.root import Pending
+from statekeeper.pipelines.data_files import DataFile, NoFiles, OutputFiles
+from statekeeper.pipelines.materialised import Materialised
+from statekeeper.pipelines.operator import LATE_OUTPUT, StatefulOperator
+from statekeeper.pipelines.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.sinks import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
+from statekeeper.statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import SchemaMismatch, SinkConflict, UnsafeSink, UnsupportedEnvironment
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.root import Pending
 
 Files = Mapping[str, OutputFiles]
 """Output -> where the tasks write its data files, for outputs that do not go through Spark."""

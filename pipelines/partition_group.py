@@ -14,23 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.due_index import Times, timestamps
-from pipelines.event_time import EventTime
-from pipelines.frames import to_pandas
-from pipelines.group_stores import GroupStores, Numbers, PlacedKeys, Stores, partition_runs
-from pipelines.initial_rows import INPUT, InitialRows
-from pipelines.keyed_state import KeyedState
-from pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, Frames, StatefulOperator, Update
-from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.reports import TimeCounts
-from pipelines.results import as_outputs
-from pipelines.task_outputs import Tables
-from pipelines.times import Batch
-from pipelines.whole_keys import Piece, WholeKeys
-from statestore.batch_times import BatchTimes
-from statestore.errors import WrongResult
-from statestore.format.state_rows import decode_keys, encode_keys
-from statestore.format.unsafe_row import normalise_keys
+from statekeeper.pipelines.due_index import Times, timestamps
+from statekeeper.pipelines.event_time import EventTime
+from statekeeper.pipelines.frames import to_pandas
+from statekeeper.pipelines.group_stores import GroupStores, Numbers, PlacedKeys, Stores, partition_runs
+from statekeeper.pipelines.initial_rows import INPUT, InitialRows
+from statekeeper.pipelines.keyed_state import KeyedState
+from statekeeper.pipelines.operator import LATE_OUTPUT, TIMER_COLUMN, Frames, StatefulOperator, Update
+from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.reports import TimeCounts
+from statekeeper.pipelines.results import as_outputs
+from statekeeper.pipelines.task_outputs import Tables
+from statekeeper.pipelines.times import Batch
+from statekeeper.pipelines.whole_keys import Piece, WholeKeys
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.errors import WrongResult
+from statekeeper.statestore.format.state_rows import decode_keys, encode_keys
+from statekeeper.statestore.format.unsafe_row import normalise_keys
 
 
 class PartitionGroup:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.key_groups import KeyGroups
 
 GROUP_COLUMN = "__statekeeper_key_group"
 """The column that Spark appends to the rows, by which they are sorted."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pipelines.operator import StatefulOperator
-from pipelines.stored import require_free_stores, stored
-from statestore.binding import changes_to
-from statestore.clock import RandomIds, SystemClock
-from statestore.declared_columns import ColumnChange
-from statestore.format.types import spark_schema_json
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.stored import require_free_stores, stored
+from statekeeper.statestore.binding import changes_to
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.declared_columns import ColumnChange
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.storage import StorageSpec, open_storage
 
 
 def planned_changes(operator: StatefulOperator, root: str | StorageSpec) -> tuple[ColumnChange, ...]:

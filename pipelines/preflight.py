@@ -19,18 +19,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
-from pipelines.batch_log import LogLayout
-from pipelines.event_time import require_event_time
-from pipelines.initial import InitialState
-from pipelines.operator import Frames, StatefulOperator
-from pipelines.partition_group import takes_batch
-from pipelines.partitioning import GROUP_COLUMN
-from pipelines.stored import require_free_stores, store_schemas
-from pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
-from statestore import catalog
-from statestore.binding import Binding
-from statestore.declared_columns import ColumnChange
-from statestore.errors import (
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.event_time import require_event_time
+from statekeeper.pipelines.initial import InitialState
+from statekeeper.pipelines.operator import Frames, StatefulOperator
+from statekeeper.pipelines.partition_group import takes_batch
+from statekeeper.pipelines.partitioning import GROUP_COLUMN
+from statekeeper.pipelines.stored import require_free_stores, store_schemas
+from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TAG_COLUMN
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.declared_columns import ColumnChange
+from statekeeper.statestore.errors import (
     AccessDenied,
     SchemaMismatch,
     StorageError,
@@ -38,11 +38,11 @@ from statestore.errors import (
     UnsupportedType,
     UnusableFunction,
 )
-from statestore.format import logs, names
-from statestore.format.names import MOST_PARTITIONS
-from statestore.format.structure import Structure
-from statestore.root import require_startable
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import MOST_PARTITIONS
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import require_startable
+from statekeeper.statestore.storage import Storage, read_or_none
 
 _RESERVED = (GROUP_COLUMN, TAG_COLUMN, MARKER_COLUMN)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from pipelines.reports import PartitionReport, StoreReport
-from pipelines.times import Batch
-from statestore.format import batch_log
-from statestore.query_metrics import QueryMetrics
+from statekeeper.pipelines.reports import PartitionReport, StoreReport
+from statekeeper.pipelines.times import Batch
+from statekeeper.statestore.format import batch_log
+from statekeeper.statestore.query_metrics import QueryMetrics
 
 
 class Phase(Enum):

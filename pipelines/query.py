@@ -12,23 +12,23 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines import preflight
-from pipelines.batch_log import LogLayout
-from pipelines.driver import BatchDriver, StopWanted
-from pipelines.host import Host
-from pipelines.initial import Initial, InitialState
-from pipelines.inputs import columns_of_all, given_streams, rows_of_all
-from pipelines.operator import StatefulOperator
-from pipelines.outputs import columns_of_outputs, require_sinks
-from pipelines.progress import BatchReport, Observer, Phase
-from pipelines.sinks import DeltaSink, NoSink, Sink
-from pipelines.snapshot_watch import SnapshotWatch
-from pipelines.spark_errors import is_active
-from pipelines.tick import with_ticks
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import SparkDied, StatekeeperError
-from statestore.format.structure import Structure
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines import preflight
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.driver import BatchDriver, StopWanted
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.initial import Initial, InitialState
+from statekeeper.pipelines.inputs import columns_of_all, given_streams, rows_of_all
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.outputs import columns_of_outputs, require_sinks
+from statekeeper.pipelines.progress import BatchReport, Observer, Phase
+from statekeeper.pipelines.sinks import DeltaSink, NoSink, Sink
+from statekeeper.pipelines.snapshot_watch import SnapshotWatch
+from statekeeper.pipelines.spark_errors import is_active
+from statekeeper.pipelines.tick import with_ticks
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import SparkDied, StatekeeperError
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import StorageSpec, open_storage
 
 _LOG = logging.getLogger("statekeeper")
 _WATCH_SECONDS = 30.0

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from pipelines.reports import Reported
+from statekeeper.pipelines.reports import Reported
 
 _Tagged = list[tuple[str, Reported]]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.data_files import DataFile
-from pipelines.partitioning import Partitioning
-from statestore.commit_metrics import CommitMetrics
-from statestore.declared_columns import ColumnChange
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import BaseIdMismatch, PartitionMissing, StatekeeperError
-from statestore.format.names import VersionId
-from statestore.loading.loaded import LoadReport
-from statestore.storage import RequestCounts
+from statekeeper.pipelines.data_files import DataFile
+from statekeeper.pipelines.partitioning import Partitioning
+from statekeeper.statestore.commit_metrics import CommitMetrics
+from statekeeper.statestore.declared_columns import ColumnChange
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import BaseIdMismatch, PartitionMissing, StatekeeperError
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.loading.loaded import LoadReport
+from statekeeper.statestore.storage import RequestCounts
 
 
 def tag_of(fresh_id: str) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operator import StatefulOperator
-from statestore.errors import WrongResult
-from statestore.format.lossless import Lossy, first_refused, lossless
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.statestore.errors import WrongResult
+from statekeeper.statestore.format.lossless import Lossy, first_refused, lossless
 
 _REFUSALS = (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError, OverflowError)
 _LONGEST_EXAMPLE = 80

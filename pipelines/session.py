@@ -13,8 +13,8 @@ from pathlib import Path
 from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
 
-from statestore.errors import UnsupportedEnvironment
-from statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.errors import UnsupportedEnvironment
+from statekeeper.statestore.format.provider import PROVIDER, Provider
 
 _GET_JAVA = (
     "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless, brew install openjdk@17, or adoptium.net"

@@ -14,14 +14,20 @@ from typing import ClassVar, Protocol, runtime_checkable
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.data_files import DataFile, NoFiles, OutputFiles, TableFiles
-from pipelines.delta_files import DeltaFiles, require_nullable, require_partition_columns
-from pipelines.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
-from pipelines.delta_log import DeltaLog, KnownTable
-from pipelines.delta_rows import Commit, append, merge, require_unique
-from statestore.attempt_outputs import SinkPosition
-from statestore.errors import BadConfiguration, SchemaMismatch, UnsafeSink, UnsupportedEnvironment, UnsupportedType
-from statestore.redaction import redacted
+from statekeeper.pipelines.data_files import DataFile, NoFiles, OutputFiles, TableFiles
+from statekeeper.pipelines.delta_files import DeltaFiles, require_nullable, require_partition_columns
+from statekeeper.pipelines.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
+from statekeeper.pipelines.delta_log import DeltaLog, KnownTable
+from statekeeper.pipelines.delta_rows import Commit, append, merge, require_unique
+from statekeeper.statestore.attempt_outputs import SinkPosition
+from statekeeper.statestore.errors import (
+    BadConfiguration,
+    SchemaMismatch,
+    UnsafeSink,
+    UnsupportedEnvironment,
+    UnsupportedType,
+)
+from statekeeper.statestore.redaction import redacted
 
 _RETENTION = "delta.setTransactionRetentionDuration"
 _EXTENSIONS = "spark.sql.extensions"
@@ -186,7 +192,7 @@ class DeltaSink:
             if not held or (conf == _EXTENSIONS and wanted not in held):
                 raise UnsupportedEnvironment(
                     f"the session cannot write Delta tables: {conf} is {held or 'not set'}",
-                    hint=f"set it to {wanted}, or make the session with pipelines.spark_session",
+                    hint=f"set it to {wanted}, or make the session with statekeeper.pipelines.spark_session",
                 )
         default = f"spark.databricks.delta.properties.defaults.{_RETENTION.removeprefix('delta.')}"
         table = self._table()

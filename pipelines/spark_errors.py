@@ -7,8 +7,8 @@ import re
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statestore import errors
-from statestore.errors import StatekeeperError
+from statekeeper.statestore import errors
+from statekeeper.statestore.errors import StatekeeperError
 
 _FROM_WORKER = re.compile(r"statestore\.errors\.(?P<name>[A-Za-z]+): (?P<text>.*)")
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"

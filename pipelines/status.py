@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.progress import BatchReport, Outcome, Phase
-from statestore.clock import Clock
-from statestore.lineage_ceiling import LINEAGE_WARN_BYTES
-from statestore.query_metrics import Prices, QueryMetrics
+from statekeeper.pipelines.progress import BatchReport, Outcome, Phase
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.lineage_ceiling import LINEAGE_WARN_BYTES
+from statekeeper.statestore.query_metrics import Prices, QueryMetrics
 
 _WINDOW_BATCHES = 200
 _PLAIN_EVERY = 10

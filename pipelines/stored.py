@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipelines.operator import StatefulOperator
-from pipelines.times import TIMESTAMP
-from statestore.errors import SchemaMismatch
-from statestore.format import due_keys, state_rows
-from statestore.format.types import check_supported, spark_schema_json
-from statestore.store_schema import StoreSchema
-from statestore.timed_stores import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE, expiries
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.times import TIMESTAMP
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format import due_keys, state_rows
+from statekeeper.statestore.format.types import check_supported, spark_schema_json
+from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.timed_stores import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE, expiries
 
 TIMER_VALUES = pa.schema([pa.field(FIRES_AT, TIMESTAMP, nullable=False)])
 

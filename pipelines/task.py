@@ -17,22 +17,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.assignments import Assignments
-from pipelines.group_stores import Stores
-from pipelines.initial_rows import InitialColumns, InitialRows
-from pipelines.operator import StatefulOperator
-from pipelines.partition_group import PartitionGroup
-from pipelines.partitioning import Partitioning
-from pipelines.reports import PartitionReport, StoreReport, TaskFailure, TaskReport, tag_of
-from pipelines.stored import stored
-from pipelines.task_outputs import Tables, TaskOutputs
-from statestore.batch_times import BatchTimes
-from statestore.clock import Ids, RandomIds, SystemClock
-from statestore.declared_columns import ColumnChange
-from statestore.engine.rows_digest import RowsDigest
-from statestore.engine.sweep import SweepLimits, sweep_when_due
-from statestore.engine.user_folder import user_folder
-from statestore.errors import (
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.group_stores import Stores
+from statekeeper.pipelines.initial_rows import InitialColumns, InitialRows
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.partition_group import PartitionGroup
+from statekeeper.pipelines.partitioning import Partitioning
+from statekeeper.pipelines.reports import PartitionReport, StoreReport, TaskFailure, TaskReport, tag_of
+from statekeeper.pipelines.stored import stored
+from statekeeper.pipelines.task_outputs import Tables, TaskOutputs
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.clock import Ids, RandomIds, SystemClock
+from statekeeper.statestore.declared_columns import ColumnChange
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.engine.sweep import SweepLimits, sweep_when_due
+from statekeeper.statestore.engine.user_folder import user_folder
+from statekeeper.statestore.errors import (
     HotKey,
     LineageCeiling,
     StatekeeperError,
@@ -41,18 +41,18 @@ from statestore.errors import (
     WrongInput,
     WrongResult,
 )
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_rows import (
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_rows import (
     decode_values,
     encode_values,
 )
-from statestore.format.structure import Structure
-from statestore.loading.open_copies import OpenCopies
-from statestore.new_columns import NewColumns
-from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
-from statestore.store import BatchLogPart, StateStore, StoreAddress, advance_local_copy
-from statestore.store_limits import StoreLimits
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.loading.open_copies import OpenCopies
+from statekeeper.statestore.new_columns import NewColumns
+from statekeeper.statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
+from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress, advance_local_copy
+from statekeeper.statestore.store_limits import StoreLimits
 
 _REWRITTEN_ROWS = 65_536
 _SWEEP_SECONDS = 10 * 60.0

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.data_files import DataFile, DroppedRows, OutputFiles, TaskFiles
-from pipelines.reports import Reported
-from statestore.clock import Ids
-from statestore.engine.rows_digest import RowsDigest
-from statestore.format.state_rows import encode_values
+from statekeeper.pipelines.data_files import DataFile, DroppedRows, OutputFiles, TaskFiles
+from statekeeper.pipelines.reports import Reported
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.format.state_rows import encode_values
 
 TAG_COLUMN = "__statekeeper_tag"
 MARKER_COLUMN = "__statekeeper_marker"

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pipelines.times import milliseconds
-from statestore.errors import SchemaMismatch
+from statekeeper.pipelines.times import milliseconds
+from statekeeper.statestore.errors import SchemaMismatch
 
 _FORMAT = "statekeeper_ticks"
 _SCHEMA = "schema"

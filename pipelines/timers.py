@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from pipelines.due_index import NEVER, DueIndex, Times, times_of, timestamps
-from pipelines.group_stores import GroupStores, PlacedKeys
-from pipelines.stored import TIMER_VALUES
-from statestore.format.state_rows import decode_values, encode_values
-from statestore.timed_stores import TIMERS, TIMERS_DUE
+from statekeeper.pipelines.due_index import NEVER, DueIndex, Times, times_of, timestamps
+from statekeeper.pipelines.group_stores import GroupStores, PlacedKeys
+from statekeeper.pipelines.stored import TIMER_VALUES
+from statekeeper.statestore.format.state_rows import decode_values, encode_values
+from statekeeper.statestore.timed_stores import TIMERS, TIMERS_DUE
 
 
 class Timers:

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from statestore.batch_times import BatchTimes
-from statestore.durations import parse_duration
-from statestore.errors import SchemaMismatch
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.durations import parse_duration
+from statekeeper.statestore.errors import SchemaMismatch
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """The type of all times in rows and state: Spark's TIMESTAMP."""

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operator import Pieces
-from statestore.errors import HotKey
+from statekeeper.pipelines.operator import Pieces
+from statekeeper.statestore.errors import HotKey
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.worker import Worker
-from statestore.maintenance import config, fleet
-from statestore.maintenance.commands import with_name
-from statestore.maintenance.config import Configuration, MirrorPolicy, Policies, with_options_of
-from statestore.maintenance.quiet import QUIET_SECONDS
-from statestore.query_metrics import Prices
-from statestore.storage import Storage, open_storage
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore.maintenance import config, fleet
+from statekeeper.statestore.maintenance.commands import with_name
+from statekeeper.statestore.maintenance.config import Configuration, MirrorPolicy, Policies, with_options_of
+from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS
+from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.storage import Storage, open_storage
 
 
 @dataclass(frozen=True, kw_only=True)

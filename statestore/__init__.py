@@ -9,15 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statestore.clock import Clock, Ids, RandomIds, SystemClock
-    from statestore.commit_metrics import CommitMetrics
-    from statestore.errors import StatekeeperError
-    from statestore.format.names import EMPTY, StorePath, VersionId
-    from statestore.format.structure import Structure
-    from statestore.loading.loaded import LoadReport
-    from statestore.storage import Entry, RequestCounts, SizeLimits, Storage, StorageSpec, open_storage
-    from statestore.store import StateStore, StoreAddress
-from statestore.store_limits import StoreLimits
+    from statekeeper.statestore.clock import Clock, Ids, RandomIds, SystemClock
+    from statekeeper.statestore.commit_metrics import CommitMetrics
+    from statekeeper.statestore.errors import StatekeeperError
+    from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+    from statekeeper.statestore.format.structure import Structure
+    from statekeeper.statestore.loading.loaded import LoadReport
+    from statekeeper.statestore.storage import Entry, RequestCounts, SizeLimits, Storage, StorageSpec, open_storage
+    from statekeeper.statestore.store import StateStore, StoreAddress
+    from statekeeper.statestore.store_limits import StoreLimits
+
+if __name__ != "statekeeper.statestore":
+    raise ImportError("the package is now a part of statekeeper: import statekeeper.statestore")
 
 __all__ = [
     "EMPTY",
@@ -43,15 +46,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "statestore.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
-    "statestore.commit_metrics": ("CommitMetrics",),
-    "statestore.errors": ("StatekeeperError",),
-    "statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
-    "statestore.format.structure": ("Structure",),
-    "statestore.loading.loaded": ("LoadReport",),
-    "statestore.storage": ("Entry", "RequestCounts", "SizeLimits", "Storage", "StorageSpec", "open_storage"),
-    "statestore.store": ("StateStore", "StoreAddress"),
-    "statestore.store_limits": ("StoreLimits",),
+    "statekeeper.statestore.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
+    "statekeeper.statestore.commit_metrics": ("CommitMetrics",),
+    "statekeeper.statestore.errors": ("StatekeeperError",),
+    "statekeeper.statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
+    "statekeeper.statestore.format.structure": ("Structure",),
+    "statekeeper.statestore.loading.loaded": ("LoadReport",),
+    "statekeeper.statestore.storage": (
+        "Entry",
+        "RequestCounts",
+        "SizeLimits",
+        "Storage",
+        "StorageSpec",
+        "open_storage",
+    ),
+    "statekeeper.statestore.store": ("StateStore", "StoreAddress"),
+    "statekeeper.statestore.store_limits": ("StoreLimits",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import Storage, read_or_none
-from statestore.storage.batch_logs import BatchLogs
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.storage.batch_logs import BatchLogs
 
 Record = Mapping[str, Any]
 

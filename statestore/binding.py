@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from statestore import later_schemas
-from statestore.clock import Ids
-from statestore.declaration import column_changes, require_same_inputs, require_same_start, require_same_ticks
-from statestore.declared_columns import ColumnChange, ColumnMapping
-from statestore.durations import utc
-from statestore.errors import (
+from statekeeper.statestore import later_schemas
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.declaration import (
+    column_changes,
+    require_same_inputs,
+    require_same_start,
+    require_same_ticks,
+)
+from statekeeper.statestore.declared_columns import ColumnChange, ColumnMapping
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.errors import (
     AlreadyExists,
     BatchConflict,
     CorruptFile,
@@ -26,14 +31,14 @@ from statestore.errors import (
     SchemaMismatch,
     UnknownFormatVersion,
 )
-from statestore.format import due_keys, names
-from statestore.format.json_object import json_object
-from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.format.untrusted import BAD_VALUES, partition_count, unix_seconds
-from statestore.later_schemas import LaterSchemas, OlderSchemas
-from statestore.storage import Storage, read_or_none
-from statestore.storage.exclusive import require_exclusive_create
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore.format import due_keys, names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
+from statekeeper.statestore.format.untrusted import BAD_VALUES, partition_count, unix_seconds
+from statekeeper.statestore.later_schemas import LaterSchemas, OlderSchemas
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.storage.exclusive import require_exclusive_create
+from statekeeper.statestore.store_schema import StoreSchema
 
 _FORMAT = 1
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from statestore import switch_journal
-from statestore.commit_log import CommitLog, Heads, batches_of
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import logs, names, operators
-from statestore.format import state_conf as conf
-from statestore.format.batch_log import object_of
-from statestore.format.changelog import read_header
-from statestore.format.names import StoreFileKind, StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.state_conf import StateConf
-from statestore.format.structure import Structure
-from statestore.lineage import Lineage
-from statestore.partitions import Partitions
-from statestore.stateless import stateless
-from statestore.storage import Entry, MemberEntry, Members, Storage, list_members, read_or_none
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.commit_log import CommitLog, Heads, batches_of
+from statekeeper.statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format import state_conf as conf
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.changelog import read_header
+from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.partitions import Partitions
+from statekeeper.statestore.stateless import stateless
+from statekeeper.statestore.storage import Entry, MemberEntry, Members, Storage, list_members, read_or_none
 
 _LISTED_NAMES = 1_000
 """Names in one page of a listing. Numbers with equally many digits sort as their names do."""

@@ -13,18 +13,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
-from statestore.format.batch_log import object_of
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
-from statestore.loading.base import OF_ANOTHER_PAST
-from statestore.loading.sidecars import misfit
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statekeeper.statestore.loading.base import OF_ANOTHER_PAST
+from statekeeper.statestore.loading.sidecars import misfit
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

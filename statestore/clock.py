@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Event, Thread
 from typing import Protocol
 
-from statestore.errors import StatekeeperError
+from statekeeper.statestore.errors import StatekeeperError
 
 
 class Clock(Protocol):

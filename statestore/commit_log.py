@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import Entry, at_once
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import Entry, at_once
 
 _READ_AHEAD = 32
 

@@ -12,21 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import binding, catalog, switch_journal
-from statestore.clock import Clock, Ids
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format import names, operators
-from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix
-from statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.state_conf import UNSAFE_ROW, StateConf
-from statestore.loading.loader import Loader
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage
+from statekeeper.statestore import binding, catalog, switch_journal
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.format.families import (
+    Family,
+    hdfs_backed_family,
+    parse_families,
+    plain_family,
+    undescribed_prefix,
+)
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.state_conf import UNSAFE_ROW, StateConf
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)
 

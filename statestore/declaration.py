@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from statestore.declared_columns import NO_MAPPING, ColumnChange, ColumnMapping, change_of, column_text
-from statestore.errors import CorruptFile, SchemaMismatch, WrongInitial
-from statestore.format import names
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.later_schemas import OlderSchemas
-from statestore.storage import Storage
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore.declared_columns import NO_MAPPING, ColumnChange, ColumnMapping, change_of, column_text
+from statekeeper.statestore.errors import CorruptFile, SchemaMismatch, WrongInitial
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.later_schemas import OlderSchemas
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store_schema import StoreSchema
 
 
 def require_same_start(storage: Storage, *, held: bool, wanted: bool, batch: int) -> None:

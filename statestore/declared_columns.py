@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch
-from statestore.format.types import arrow_schema
-from statestore.format.widening import is_wider, wider_types
-from statestore.new_columns import NewColumns
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.types import arrow_schema
+from statekeeper.statestore.format.widening import is_wider, wider_types
+from statekeeper.statestore.new_columns import NewColumns
 
 _EVOLVE = "stop the job and run: statekeeper evolve ROOT --schema FILE"
 _UNCHANGED = "the job cannot start with this root; the state is unchanged"

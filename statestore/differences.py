@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from statestore.contents import OpenStore, Pairs
-from statestore.format.plain_values import grouped, plain_rows
+from statekeeper.statestore.contents import OpenStore, Pairs
+from statekeeper.statestore.format.plain_values import grouped, plain_rows
 
 _DECODED_AT_ONCE = 1000
 

@@ -17,7 +17,7 @@ import hashlib
 import uuid
 from pathlib import Path
 
-from statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.names import StorePath, VersionId
 
 _SIZE_BYTES = 16
 

@@ -64,7 +64,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from statestore.redaction import printable, redacted
+from statekeeper.statestore.redaction import printable, redacted
 
 _FIND_DAMAGE = "to find the damage, run: statekeeper audit ROOT"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.errors import ObjectMissing, RecordTooLarge, StatekeeperError, UnknownFormatVersion
-from statestore.format.families import UnknownColumnType
+from statekeeper.statestore.errors import ObjectMissing, RecordTooLarge, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.families import UnknownColumnType
 
 
 class Flaw(Enum):

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.file_sink import parse_entry
-from statestore.format.names import StorePath
-from statestore.format.types import arrow_schema
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import parse_entry
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.types import arrow_schema
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from statestore.declared_columns import ColumnChange
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.storage import Storage
+from statekeeper.statestore.declared_columns import ColumnChange
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.storage import Storage
 
 Sources = tuple[int | None, ...]
 

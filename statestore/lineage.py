@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.names import EMPTY, VersionId
 
 Lineage = tuple[VersionId, ...]
 """Versions in ascending order without a gap."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from statestore.errors import LineageCeiling
-from statestore.format.changelog_writer import lineage_bytes
-from statestore.format.java_io import UTF_LIMIT_BYTES
-from statestore.format.names import StorePath, VersionId
-from statestore.lineage import MOST_REPLAYED, Lineage
+from statekeeper.statestore.errors import LineageCeiling
+from statekeeper.statestore.format.changelog_writer import lineage_bytes
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.lineage import MOST_REPLAYED, Lineage
 
 LINEAGE_STOP_BYTES = 62_000
 """Spark reads at most 65,535 bytes of lineage. The store stops about 45 versions earlier, in time for a snapshot."""

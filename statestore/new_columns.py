@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch
-from statestore.format.lossless import lossless
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.lossless import lossless
 
 
 @dataclass(frozen=True)

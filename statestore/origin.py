@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from enum import Enum
 
-from statestore import catalog
-from statestore.commit_log import Heads
-from statestore.format import names
-from statestore.format.provider import Provider
-from statestore.format.state_conf import OURS, ROCKSDB, StateConf
-from statestore.stateless import Stateless, stateless
-from statestore.storage import Entry, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.state_conf import OURS, ROCKSDB, StateConf
+from statekeeper.statestore.stateless import Stateless, stateless
+from statekeeper.statestore.storage import Entry, Storage
 
 _OF_PYTHON_JOBS = (names.BINDING, f"{names.PENDING}/", f"{names.BATCH_LOGS}/", f"{names.SCHEMAS}/")
 """Control files that only Python jobs write. Maintenance writes other control files into native checkpoints, too."""

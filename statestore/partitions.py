@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import logs, names
-from statestore.format.operators import AGGREGATION, OperatorMetadata, has_one_partition, parse_schema, partitions_at
-from statestore.format.provider import Provider, provider_of
-from statestore.format.state_conf import shuffle_partitions
-from statestore.storage import Storage
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.operators import (
+    AGGREGATION,
+    OperatorMetadata,
+    has_one_partition,
+    parse_schema,
+    partitions_at,
+)
+from statekeeper.statestore.format.provider import Provider, provider_of
+from statekeeper.statestore.format.state_conf import shuffle_partitions
+from statekeeper.statestore.storage import Storage
 
 _UNREADABLE = (CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion)
 

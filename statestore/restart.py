@@ -15,16 +15,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.chain import Chain
-from statestore.errors import RefusedAsUnsafe
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import file_source, names
-from statestore.format.batch_log import object_of
-from statestore.format.file_source import Positions
-from statestore.format.logs import OffsetLog
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.origin import Origin
-from statestore.storage import Entry
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import file_source, names
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Entry
 
 REBUILT_FROM = "statekeeper.rebuiltFrom"
 """The conf that marks rebuilt offsets. Its value is the batch whose offsets they repeat. Spark ignores other confs than its

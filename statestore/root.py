@@ -22,13 +22,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from statestore import attempts, catalog, switch_journal
-from statestore.attempt_outputs import DEFAULT_OUTPUT, OutputRecord, SinkPosition, parsed_position, position_json
-from statestore.batch_times import BatchTimes
-from statestore.binding import Binding, Bound, bind, require_bindable, require_owner
-from statestore.clock import Ids
-from statestore.declared_columns import ColumnChange, ColumnMapping
-from statestore.errors import (
+from statekeeper.statestore import attempts, catalog, switch_journal
+from statekeeper.statestore.attempt_outputs import (
+    DEFAULT_OUTPUT,
+    OutputRecord,
+    SinkPosition,
+    parsed_position,
+    position_json,
+)
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.binding import Binding, Bound, bind, require_bindable, require_owner
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.declared_columns import ColumnChange, ColumnMapping
+from statekeeper.statestore.errors import (
     AlreadyExists,
     BatchConflict,
     CorruptFile,
@@ -37,14 +43,14 @@ from statestore.errors import (
     RootLost,
     WrongInitial,
 )
-from statestore.format import batch_log, logs, names, operators
-from statestore.format.batch_log import Place
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import Storage, read_or_none
-from statestore.store_schema import schema_digest
+from statekeeper.statestore.format import batch_log, logs, names, operators
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.store_schema import schema_digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format import logs, names
-from statestore.format.names import StorePath
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.storage import Storage, read_or_none
 
 
 class Stateless(Enum):

@@ -5,7 +5,7 @@ only versions that the driver has confirmed. The next load keeps the new changes
 writes them after a batch. An aborted, duplicate or zombie attempt therefore changes nothing (SPARK-43421, SPARK-49374).
 
 In structure V1 the name of the object is only its version. A new attempt replaces it, and the driver confirms its digest
-(`statestore.digests`). If a zombie attempt replaces it later, the next load from storage detects this.
+(`statekeeper.statestore.digests`). If a zombie attempt replaces it later, the next load from storage detects this.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from statestore import digests
-from statestore.clock import Clock, Ids
-from statestore.commit_metrics import CommitMetrics
-from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.local_errors import translated
-from statestore.engine.pending_changes import PendingChanges
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
-from statestore.format import batch_log, names
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.lineage import Lineage, LocalCopy
-from statestore.lineage_ceiling import check_ceiling, tail_changelogs
-from statestore.loading.loaded import Loaded, LoadReport
-from statestore.loading.loader import Loader
-from statestore.loading.open_copies import OpenCopies, OpenCopy
-from statestore.storage import Storage
-from statestore.storage.parts import PART_BYTES, EarlyUpload
-from statestore.store_limits import StoreLimits
+from statekeeper.statestore import digests
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.commit_metrics import CommitMetrics
+from statekeeper.statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.pending_changes import PendingChanges
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import LineageCeiling, LocalStateDamaged, LocalStateError, UnsupportedType
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import Lineage, LocalCopy
+from statekeeper.statestore.lineage_ceiling import check_ceiling, tail_changelogs
+from statekeeper.statestore.loading.loaded import Loaded, LoadReport
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.loading.open_copies import OpenCopies, OpenCopy
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage.parts import PART_BYTES, EarlyUpload
+from statekeeper.statestore.store_limits import StoreLimits
 
 _AHEAD_VERSIONS = 16
 _AHEAD_KEYS = 20_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.lineage_ceiling import LINEAGE_STOP_BYTES
-from statestore.loading.loader import AHEAD, AheadLimits
-from statestore.storage.parts import PART_BYTES
+from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES
+from statekeeper.statestore.loading.loader import AHEAD, AheadLimits
+from statekeeper.statestore.storage.parts import PART_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)

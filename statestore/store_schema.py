@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from statestore.format.state_rows import PREFIX_COLUMNS
+from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
 
 
 @dataclass(frozen=True)

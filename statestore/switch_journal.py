@@ -19,15 +19,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
-from statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.format.names import StorePath, VersionId, parse_store_file
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, count, plain_number, store_name, table_name
-from statestore.journal_parts import Schemas, SinkEntry, invalid, parse_replaced, parse_schemas, parse_sink
-from statestore.storage import Storage
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.names import StorePath, VersionId, parse_store_file
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import (
+    BAD_VALUES,
+    checkpoint_id,
+    count,
+    plain_number,
+    store_name,
+    table_name,
+)
+from statekeeper.statestore.journal_parts import Schemas, SinkEntry, invalid, parse_replaced, parse_schemas, parse_sink
+from statekeeper.statestore.storage import Storage
 
 _FORMAT = 1
 """The format of a switchover's journal."""

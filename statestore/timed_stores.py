@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statestore.format import due_keys
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore.format import due_keys
+from statekeeper.statestore.store_schema import StoreSchema
 
 TIMERS = "timers"
 TIMERS_DUE = "timers_due"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from pipelines.session import S3A_PACKAGES, spark_session
-from statestore.format.structure import Structure
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.pipelines.session import S3A_PACKAGES, spark_session
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.s3_server import S3Server
 
 # Many small queries run in short processes: the optimizing compiler costs more time than it saves.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import CorruptFile, VersionNotLoadable
-from statestore.format import logs, names, operators
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import Storage, at_once
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import CorruptFile, VersionNotLoadable
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import Storage, at_once
 from tests.support.checkpoints import Checkpoint
 
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statestore import digests
-from statestore.format.names import EMPTY, StorePath, VersionId, is_checkpoint_id
+from statekeeper.statestore import digests
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId, is_checkpoint_id
 
 STORE = StorePath(0, 3)
 

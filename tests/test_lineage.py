@@ -8,8 +8,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from statestore.format.names import EMPTY, VersionId
-from statestore.lineage import (
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.lineage import (
     BaseKind,
     Lineage,
     LoadPlan,

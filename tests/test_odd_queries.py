@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore import catalog
-from statestore.cli import main
-from statestore.errors import UnsupportedProvider
-from statestore.format.provider import Provider
-from statestore.maintenance.audit import FindingKind, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.errors import UnsupportedProvider
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.support.unpacked import unpacked
 
 FOLDER = Path(__file__).parent / "fixtures" / "odd_queries"

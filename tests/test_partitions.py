@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import CorruptFile
-from statestore.format import logs, names, operators
-from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
-from statestore.format.names import StorePath, VersionId
-from statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
-from statestore.format.provider import Provider
-from statestore.maintenance.audit import FindingKind, gather, judge
-from statestore.storage import Storage, StorageSpec
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.storage import Storage, StorageSpec
 from tests.support.checkpoints import NO_ROWS, ROOT_ID
 
 IDS = [f"0badc0de-0000-4000-8000-00000000000{n}" for n in range(10)]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from statestore.attempts import metrics_at
-from statestore.format import names
-from statestore.query_metrics import Prices, QueryMetrics
-from statestore.storage import open_storage
+from statekeeper.statestore.attempts import metrics_at
+from statekeeper.statestore.format import names
+from statekeeper.statestore.query_metrics import Prices, QueryMetrics
+from statekeeper.statestore.storage import open_storage
 
 METRICS = QueryMetrics(
     batches=3,

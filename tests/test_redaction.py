@@ -7,10 +7,10 @@ import traceback
 
 import pytest
 
-from statestore.errors import StorageError
-from statestore.maintenance.config import Policies, Root
-from statestore.redaction import printable, redacted
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.maintenance.config import Policies, Root
+from statekeeper.statestore.redaction import printable, redacted
+from statekeeper.statestore.storage import StorageSpec, open_storage
 
 SECRET = "hunter2/with+signs"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from statestore import restart
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
-from statestore.format.file_source import Positions
-from statestore.maintenance import starts
-from statestore.origin import Origin
-from statestore.restart import Way
-from statestore.storage import Entry
+from statekeeper.statestore import restart
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.maintenance import starts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.restart import Way
+from statekeeper.statestore.storage import Entry
 
 NATIVE, OWN = Origin.NATIVE, Origin.OWN
 

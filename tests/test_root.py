@@ -12,9 +12,9 @@ from threading import Barrier
 
 import pytest
 
-from statestore import catalog
-from statestore.batch_times import BatchTimes
-from statestore.errors import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.errors import (
     BatchConflict,
     CorruptFile,
     ForeignRoot,
@@ -23,11 +23,11 @@ from statestore.errors import (
     StorageError,
     UnknownFormatVersion,
 )
-from statestore.format import logs, names, operators
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.structure import Structure
-from statestore.root import Done, Ready, StateRoot
-from statestore.storage import Kind, Storage, StorageSpec, open_storage
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import Done, Ready, StateRoot
+from statekeeper.statestore.storage import Kind, Storage, StorageSpec, open_storage
 from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.roots import (
     GROWN,

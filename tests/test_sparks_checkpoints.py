@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import audit, retention, runs
-from statestore.maintenance import snapshot as snapshots
-from statestore.storage import Storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import audit, retention, runs
+from statekeeper.statestore.maintenance import snapshot as snapshots
+from statekeeper.statestore.storage import Storage
 from tests.support.dumped import dumped
 from tests.support.switching import structure_of, switch
 from tests.support.written import Written, is_clean_and_as_spark_shows, written_checkpoints

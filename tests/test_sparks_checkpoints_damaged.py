@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
-from statestore.format import names
-from statestore.maintenance import repair, retention, undo
-from statestore.maintenance import snapshot as snapshots
-from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
-from statestore.maintenance.retention import RetentionPlan, RetentionPolicy
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import repair, retention, undo
+from statekeeper.statestore.maintenance import snapshot as snapshots
+from statekeeper.statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.retention import RetentionPlan, RetentionPolicy
+from statekeeper.statestore.storage import open_storage
 from tests.support.snapshots import take
 from tests.support.unpacked import unpacked
 

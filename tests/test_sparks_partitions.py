@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.partition_keys import PartitionColumns, PartitionRule
+from statekeeper.statestore.format.partition_keys import PartitionColumns, PartitionRule
 from tests.support.placed_rows import PlacedRows, placed_rows
 from tests.support.unpacked import unpacked
 

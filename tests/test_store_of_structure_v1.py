@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import VersionNotLoadable
-from statestore.format import logs, names
-from statestore.format.changelog import Header, read_header
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.structure import Structure
-from statestore.lineage import BaseKind
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.changelog import Header, read_header
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.snapshots import publish_snapshot
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.format.compression import blocks
-from statestore.format.compression.lz4_java import BlockWriter
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format.compression import blocks
+from statekeeper.statestore.format.compression.lz4_java import BlockWriter
 from tests.support.unpacked import unpacked
 
 CHECKPOINTS = Path(__file__).parent / "fixtures" / "checkpoints"

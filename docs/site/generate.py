@@ -17,12 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
-from statestore import errors
-from statestore.cli import main as command
-from statestore.errors import StatekeeperError
-from statestore.maintenance.config import Mode, Parent
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore import errors
+from statekeeper.statestore.cli import main as command
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance.config import Mode, Parent
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
 
 _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
 _DECISIONS = "decisions"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.flights.departures import ARRIVAL_ORDER
+from statekeeper.pipelines.flights.departures import ARRIVAL_ORDER
 
 Array = np.ndarray[tuple[int], np.dtype[Any]]
 

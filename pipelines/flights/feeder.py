@@ -26,8 +26,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from pipelines.flights.departures import SCHEMA, days, departures
-from statestore.errors import SchemaMismatch, StorageError
+from statekeeper.pipelines.flights.departures import SCHEMA, days, departures
+from statekeeper.statestore.errors import SchemaMismatch, StorageError
 
 APP_ID = "flights-feeder"
 

@@ -32,23 +32,23 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
-from pipelines.batch_log import LogLayout
-from pipelines.flights import facts, grounded
-from pipelines.flights.feeder import Feeder
-from pipelines.host import Host
-from pipelines.operator import StatefulOperator, Update
-from pipelines.progress import BatchReport, Observer, Phase
-from pipelines.query import StatefulQuery, start
-from pipelines.session import require_java, spark_session
-from pipelines.sinks import DeltaSink, Writer
-from pipelines.status import Status
-from pipelines.times import Batch
-from resources.launcher.platform import LOGS, PORT, Platform, started
-from statestore import catalog
-from statestore.clock import SystemClock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import config
-from statestore.storage import open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.flights import facts, grounded
+from statekeeper.pipelines.flights.feeder import Feeder
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.progress import BatchReport, Observer, Phase
+from statekeeper.pipelines.query import StatefulQuery, start
+from statekeeper.pipelines.session import require_java, spark_session
+from statekeeper.pipelines.sinks import DeltaSink, Writer
+from statekeeper.pipelines.status import Status
+from statekeeper.pipelines.times import Batch
+from statekeeper.resources.launcher.platform import LOGS, PORT, Platform, started
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import config
+from statekeeper.statestore.storage import open_storage
 
 FACTS, GROUNDED = "facts", "grounded"
 """The outputs of the job."""

@@ -1,11 +1,11 @@
 """Ready-made stateful operators, built on the public interface as an operator of yours would be."""
 
-from pipelines.operators.aggregates import running_aggregates
-from pipelines.operators.duplicates import first_rows
-from pipelines.operators.latest import latest_rows
-from pipelines.operators.partial import Aggregates
-from pipelines.operators.sessions import sessions, with_sessions
-from pipelines.operators.windows import windows, with_windows
+from statekeeper.pipelines.operators.aggregates import running_aggregates
+from statekeeper.pipelines.operators.duplicates import first_rows
+from statekeeper.pipelines.operators.latest import latest_rows
+from statekeeper.pipelines.operators.partial import Aggregates
+from statekeeper.pipelines.operators.sessions import sessions, with_sessions
+from statekeeper.pipelines.operators.windows import windows, with_windows
 
 __all__ = [
     "Aggregates",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipelines.operator import StatefulOperator, Update
-from pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
-from pipelines.times import Ttl
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
+from statekeeper.pipelines.times import Ttl
 
 
 def running_aggregates(

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operator import StatefulOperator, Update
-from pipelines.operators.partial import without
-from pipelines.times import TIMESTAMP, TimeKind, Ttl
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operators.partial import without
+from statekeeper.pipelines.times import TIMESTAMP, TimeKind, Ttl
 
 _FIRST_AT = "first_at"
 

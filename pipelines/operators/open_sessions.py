@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.operators.partial import Aggregates, merged
+from statekeeper.pipelines.operators.partial import Aggregates, merged
 
 START, END, OPEN = "session_start", "session_end", "sessions"
 

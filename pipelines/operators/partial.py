@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import SchemaMismatch
-from statestore.format.state_rows import encode_bare_keys
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.state_rows import encode_bare_keys
 
 Aggregates = Mapping[str, tuple[str, str | None]]
 """Name of the result -> function (`count`, `sum`, `min`, `max`) and column of the rows. A count without a column, `None`,

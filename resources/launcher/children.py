@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resources.launcher.guardian import Guardian, has_members
-from statestore.clock import Clock
+from statekeeper.resources.launcher.guardian import Guardian, has_members
+from statekeeper.statestore.clock import Clock
 
 _POLL_SECONDS = 0.25
 _FIRST_PAUSE_SECONDS = 1.0

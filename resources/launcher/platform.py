@@ -27,10 +27,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from resources.launcher.children import Children, Command
-from statestore.clock import SystemClock
-from statestore.errors import PortInUse, StatekeeperError
-from statestore.maintenance import config
+from statekeeper.resources.launcher.children import Children, Command
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import PortInUse, StatekeeperError
+from statekeeper.statestore.maintenance import config
 
 HOST = "127.0.0.1"
 PORT = 3000
@@ -38,7 +38,8 @@ _LOOK_SECONDS = 1.0
 LOGS = "process-logs"
 """Folder of the logs below a home."""
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_CONFIGURATION = Path(__file__).with_name("dagster.yaml")
+"""The `dagster.yaml` of the repository, to which a link points in this folder; the wheel contains a copy."""
 _WORKSPACE = """load_from:
   - grpc_server: {{socket: "{socket}", location_name: statekeeper}}
 """
@@ -98,10 +99,10 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
 
 
 def _configure(path: Path) -> None:
-    """Copy the repository's configuration if there is none. The copy is atomic: later starts keep whatever exists."""
+    """Copy our configuration if there is none. The copy is atomic: later starts keep whatever exists."""
     if not path.exists():
         new = path.with_suffix(".new")
-        shutil.copyfile(_REPOSITORY / "dagster.yaml", new)
+        shutil.copyfile(_CONFIGURATION, new)
         new.replace(path)
 
 
@@ -109,8 +110,7 @@ def _commands(listens: Path, workspace: Path, logs: Path, port: int) -> list[Com
     def command(name: str, *arguments: str, after: Path | None = None) -> Command:
         return Command(name, [sys.executable, "-m", *arguments], logs / f"{name}.log", after)
 
-    definitions = str(_REPOSITORY / "assets" / "definitions.py")
-    code = ("--python-file", definitions, "--working-directory", str(_REPOSITORY), "--location-name", "statekeeper")
+    code = ("--module-name", "statekeeper.assets.definitions", "--location-name", "statekeeper")
     where = ("--workspace", str(workspace))
     return [
         command("code-server", "dagster", "api", "grpc", "--socket", str(listens), *code),

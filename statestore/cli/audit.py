@@ -11,17 +11,17 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
-from statestore.cli.roots import several_roots
-from statestore.clock import SystemClock
-from statestore.counts import counted
-from statestore.format.provider import Provider
-from statestore.maintenance import passes
-from statestore.maintenance.audit import Finding, Severity, StoreAudit
-from statestore.maintenance.codes import code
-from statestore.maintenance.passes.audit import Looked
-from statestore.maintenance.retention import Amount
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
+from statekeeper.statestore.cli.roots import several_roots
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.audit import Finding, Severity, StoreAudit
+from statekeeper.statestore.maintenance.codes import code
+from statekeeper.statestore.maintenance.passes.audit import Looked
+from statekeeper.statestore.maintenance.retention import Amount
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 

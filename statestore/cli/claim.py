@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
@@ -23,9 +23,9 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
-from statestore.format import names
-from statestore.maintenance import passes
-from statestore.maintenance.passes import PreparedClaim
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import PreparedClaim
 
 
 @click.command(short_help="Make another query the owner of a state root.")

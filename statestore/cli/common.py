@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.suggestions import checkpoints_near
-from statestore.cli.terminal import Terminal
-from statestore.clock import RandomIds, SystemClock
-from statestore.durations import parse_duration
-from statestore.errors import NotACheckpoint, StatekeeperError
-from statestore.format.names import StorePath
-from statestore.format.sparks import Spark
-from statestore.maintenance.commands import with_name
-from statestore.maintenance.config import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.suggestions import checkpoints_near
+from statekeeper.statestore.cli.terminal import Terminal
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.durations import parse_duration
+from statekeeper.statestore.errors import NotACheckpoint, StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.commands import with_name
+from statekeeper.statestore.maintenance.config import (
     FILE_NAME,
     MOST_MIB,
     Configuration,
@@ -39,11 +39,11 @@ from statestore.maintenance.config import (
     load,
     with_options_of,
 )
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.redaction import printable
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
+from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1
 FINDINGS = 3

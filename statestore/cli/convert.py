@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from statestore.cli.common import Opened, Output, root_argument
-from statestore.cli.execution import Execution
-from statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.rewrites import Convert, RewritePlan
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.common import Opened, Output, root_argument
+from statekeeper.statestore.cli.execution import Execution
+from statekeeper.statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites import Convert, RewritePlan
+from statekeeper.statestore.switch_journal import RewriteKind
 
 _PROVIDERS = {provider.option: provider for provider in Provider}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, say_skipped, scratch_option
-from statestore.cli.roots import rows_of_several_roots
-from statestore.cli.rows import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, say_skipped, scratch_option
+from statekeeper.statestore.cli.roots import rows_of_several_roots
+from statekeeper.statestore.cli.rows import (
     RowOutput,
     Sink,
     Tables,
@@ -23,11 +23,11 @@ from statestore.cli.rows import (
     rows_option,
     store_option,
 )
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import Contents, Layout, contents_at, opened
-from statestore.differences import Change, Difference, Differences
-from statestore.format.names import StorePath
-from statestore.maintenance import records
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import Contents, Layout, contents_at, opened
+from statekeeper.statestore.differences import Change, Difference, Differences
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import records
 
 _COLUMNS = ("change", "key", "before", "after")
 

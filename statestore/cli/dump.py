@@ -11,10 +11,10 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, say_skipped, scratch_option
-from statestore.cli.roots import rows_of_several_roots
-from statestore.cli.rows import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, say_skipped, scratch_option
+from statekeeper.statestore.cli.roots import rows_of_several_roots
+from statekeeper.statestore.cli.rows import (
     RowOutput,
     Sink,
     Tables,
@@ -27,10 +27,10 @@ from statestore.cli.rows import (
     side_by_side,
     store_option,
 )
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import Contents, Layout, contents_at, opened
-from statestore.format.names import StorePath
-from statestore.format.plain_values import grouped, plain_rows
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import Contents, Layout, contents_at, opened
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.plain_values import grouped, plain_rows
 
 
 @click.command(short_help="Show the rows of the state.")

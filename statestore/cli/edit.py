@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
-from statestore.cli.execution import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
+from statekeeper.statestore.cli.execution import (
     Execution,
     blockers,
     execution_options,
@@ -18,12 +18,12 @@ from statestore.cli.execution import (
     store_progress,
     tell,
 )
-from statestore.cli.rows import cell
-from statestore.differences import Change
-from statestore.maintenance import passes, records
-from statestore.maintenance.edits import EditPlan
-from statestore.maintenance.edits.tables import edit_of
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.rows import cell
+from statekeeper.statestore.differences import Change
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.edits import EditPlan
+from statekeeper.statestore.maintenance.edits.tables import edit_of
+from statekeeper.statestore.switch_journal import RewriteKind
 
 _CELLS = ("change", "key", "before", "after")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
-from statestore.cli.execution import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
+from statekeeper.statestore.cli.execution import (
     Execution,
     blockers,
     execution_options,
@@ -17,12 +17,12 @@ from statestore.cli.execution import (
     show_plan,
     tell,
 )
-from statestore.cli.rewrites import prepared_for
-from statestore.cli.rows import cell
-from statestore.maintenance import passes, records, rewrites
-from statestore.maintenance.evolution import read_schema_file
-from statestore.maintenance.rewrites import EvolutionPreview, RewritePlan
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.rewrites import prepared_for
+from statekeeper.statestore.cli.rows import cell
+from statekeeper.statestore.maintenance import passes, records, rewrites
+from statekeeper.statestore.maintenance.evolution import read_schema_file
+from statekeeper.statestore.maintenance.rewrites import EvolutionPreview, RewritePlan
+from statekeeper.statestore.switch_journal import RewriteKind
 
 _CELLS = ("key", "before", "after")
 

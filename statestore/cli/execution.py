@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli.common import (
+from statekeeper.statestore.cli.common import (
     FINDINGS,
     TALK,
     Output,
@@ -27,9 +27,9 @@ from statestore.cli.common import (
     stopped_option,
     workers_option,
 )
-from statestore.errors import StatekeeperError
-from statestore.format.sparks import Spark
-from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
 
 Command = Callable[..., None]
 

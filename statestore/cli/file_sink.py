@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from statestore.maintenance.rewrites import RewritePlan
-from statestore.origin import Origin
+from statekeeper.statestore.maintenance.rewrites import RewritePlan
+from statekeeper.statestore.origin import Origin
 
 file_sink_option = click.option(
     "--file-sink",

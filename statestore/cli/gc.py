@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     FINDINGS,
     PARTLY_DONE,
     TALK,
@@ -32,14 +32,14 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
-from statestore.counts import counted
-from statestore.errors import RootHeld, StatekeeperError
-from statestore.maintenance import passes, records
-from statestore.maintenance.audit.view import ranges
-from statestore.maintenance.codes import code
-from statestore.maintenance.config import Mode
-from statestore.maintenance.passes import Losses, PreparedRetention
-from statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import RootHeld, StatekeeperError
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.audit.view import ranges
+from statekeeper.statestore.maintenance.codes import code
+from statekeeper.statestore.maintenance.config import Mode
+from statekeeper.statestore.maintenance.passes import Losses, PreparedRetention
+from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
 
 
 @click.command(short_help="Delete files that are no longer needed.")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     Opened,
     Output,
     open_destination,
@@ -17,7 +17,7 @@ from statestore.cli.common import (
     storage_options,
     this_process,
 )
-from statestore.cli.execution import (
+from statekeeper.statestore.cli.execution import (
     Execution,
     blockers,
     execution_options,
@@ -25,14 +25,14 @@ from statestore.cli.execution import (
     show_plan,
     tell,
 )
-from statestore.cli.file_sink import file_sink_lines, file_sink_option
-from statestore.cli.rewrites import prepared_for
-from statestore.maintenance import passes, records
-from statestore.maintenance.rewrites import Load, RewritePlan
-from statestore.maintenance.savepoints.saved import read_saved
-from statestore.origin import Origin
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.file_sink import file_sink_lines, file_sink_option
+from statekeeper.statestore.cli.rewrites import prepared_for
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.rewrites import Load, RewritePlan
+from statekeeper.statestore.maintenance.savepoints.saved import read_saved
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 Places = tuple[str | None, Opened]
 """The name of the savepoint, and the opened ROOT."""

@@ -6,27 +6,27 @@ from pathlib import Path
 
 import click
 
-from statestore.cli.audit import audit
-from statestore.cli.claim import claim
-from statestore.cli.clone import clone
-from statestore.cli.common import Verbs, config_option
-from statestore.cli.convert import convert
-from statestore.cli.diff import diff
-from statestore.cli.dump import dump
-from statestore.cli.edit import edit
-from statestore.cli.evolve import evolve
-from statestore.cli.gc import gc
-from statestore.cli.inspect import inspect
-from statestore.cli.lease import lease
-from statestore.cli.load import load
-from statestore.cli.mirror import mirror
-from statestore.cli.repair import repair
-from statestore.cli.rescale import rescale
-from statestore.cli.rewind import rewind
-from statestore.cli.savepoint import savepoint
-from statestore.cli.snapshot import snapshot
-from statestore.cli.switch import switch
-from statestore.cli.unpack import unpack
+from statekeeper.statestore.cli.audit import audit
+from statekeeper.statestore.cli.claim import claim
+from statekeeper.statestore.cli.clone import clone
+from statekeeper.statestore.cli.common import Verbs, config_option
+from statekeeper.statestore.cli.convert import convert
+from statekeeper.statestore.cli.diff import diff
+from statekeeper.statestore.cli.dump import dump
+from statekeeper.statestore.cli.edit import edit
+from statekeeper.statestore.cli.evolve import evolve
+from statekeeper.statestore.cli.gc import gc
+from statekeeper.statestore.cli.inspect import inspect
+from statekeeper.statestore.cli.lease import lease
+from statekeeper.statestore.cli.load import load
+from statekeeper.statestore.cli.mirror import mirror
+from statekeeper.statestore.cli.repair import repair
+from statekeeper.statestore.cli.rescale import rescale
+from statekeeper.statestore.cli.rewind import rewind
+from statekeeper.statestore.cli.savepoint import savepoint
+from statekeeper.statestore.cli.snapshot import snapshot
+from statekeeper.statestore.cli.switch import switch
+from statekeeper.statestore.cli.unpack import unpack
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})

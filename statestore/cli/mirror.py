@@ -12,8 +12,8 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     BATCH_DEFAULT,
     FINDINGS,
     Opened,
@@ -29,12 +29,12 @@ from statestore.cli.common import (
     stopped_for_copy_option,
     this_process,
 )
-from statestore.cli.copy_progress import copy_progress
-from statestore.counts import counted
-from statestore.maintenance import passes
-from statestore.maintenance.copies import Way
-from statestore.maintenance.mirrors import CleanupPlan, Lag
-from statestore.maintenance.passes import PreparedMirror
+from statekeeper.statestore.cli.copy_progress import copy_progress
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.copies import Way
+from statekeeper.statestore.maintenance.mirrors import CleanupPlan, Lag
+from statekeeper.statestore.maintenance.passes import PreparedMirror
 
 
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     FINDINGS,
     TALK,
     Opened,
@@ -25,12 +25,12 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
-from statestore.cli.execution import print_next_step
-from statestore.counts import counted
-from statestore.format.sparks import Spark
-from statestore.maintenance import passes, records
-from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
+from statekeeper.statestore.cli.execution import print_next_step
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.bad_snapshots import DeepRead
+from statekeeper.statestore.maintenance.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
 
 
 @click.command(short_help="Repair files that prevent Spark from starting.")

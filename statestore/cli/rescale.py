@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from statestore.cli.common import Opened, Output, root_argument
-from statestore.cli.execution import Execution
-from statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
-from statestore.format.names import MOST_PARTITIONS
-from statestore.maintenance.rewrites import Rescale, RewritePlan
-from statestore.origin import Origin
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.common import Opened, Output, root_argument
+from statekeeper.statestore.cli.execution import Execution
+from statekeeper.statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
+from statekeeper.statestore.format.names import MOST_PARTITIONS
+from statekeeper.statestore.maintenance.rewrites import Rescale, RewritePlan
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 def _after(planned: RewritePlan) -> list[str]:

@@ -13,8 +13,8 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     FINDINGS,
     TALK,
     Opened,
@@ -29,15 +29,21 @@ from statestore.cli.common import (
     stopped_option,
     this_process,
 )
-from statestore.counts import counted
-from statestore.format import names
-from statestore.format.file_sink import LOG
-from statestore.format.names import EMPTY, StorePath
-from statestore.maintenance import passes, records
-from statestore.maintenance.passes import PreparedRewind
-from statestore.maintenance.rewind import RewindAction, SourceLocations, SourceNeed, batch_at, client_properties
-from statestore.redaction import printable
-from statestore.storage import Storage
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import LOG
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.passes import PreparedRewind
+from statekeeper.statestore.maintenance.rewind import (
+    RewindAction,
+    SourceLocations,
+    SourceNeed,
+    batch_at,
+    client_properties,
+)
+from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
 _MOST_CHARACTERS = 300

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, Output, open_destination, output_option, pasteable, this_process
-from statestore.cli.execution import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, Output, open_destination, output_option, pasteable, this_process
+from statekeeper.statestore.cli.execution import (
     Command,
     Execution,
     blockers,
@@ -20,14 +20,14 @@ from statestore.cli.execution import (
     store_progress,
     tell,
 )
-from statestore.cli.file_sink import file_sink_lines, file_sink_option
-from statestore.maintenance import passes, records
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.passes.rewrite import PreparedRewrite
-from statestore.maintenance.rewrites import Goal, RewritePlan
-from statestore.origin import Origin
-from statestore.storage import Storage, open_storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.cli.file_sink import file_sink_lines, file_sink_option
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.passes.rewrite import PreparedRewrite
+from statekeeper.statestore.maintenance.rewrites import Goal, RewritePlan
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from statestore.cli.common import (
+from statekeeper.statestore.cli.common import (
     FAILED,
     FINDINGS,
     TALK,
@@ -24,11 +24,11 @@ from statestore.cli.common import (
     say,
     storage_options,
 )
-from statestore.cli.rows import ListOfRoots, RowOutput
-from statestore.cli.tables import as_json, plain
-from statestore.errors import StatekeeperError
-from statestore.maintenance import fleet
-from statestore.redaction import printable
+from statekeeper.statestore.cli.rows import ListOfRoots, RowOutput
+from statekeeper.statestore.cli.tables import as_json, plain
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import fleet
+from statekeeper.statestore.redaction import printable
 
 Verb = Callable[..., int]
 

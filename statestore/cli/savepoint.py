@@ -12,9 +12,9 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.clone import clone_object, print_clone
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.clone import clone_object, print_clone
+from statekeeper.statestore.cli.common import (
     BATCH_DEFAULT,
     FINDINGS,
     Opened,
@@ -33,17 +33,17 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
-from statestore.cli.copy_progress import copy_progress
-from statestore.cli.savepoint_labels import delete_labeled, list_labels
-from statestore.engine.scratch import free_bytes
-from statestore.format.savepoint_names import is_label
-from statestore.maintenance import passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
-from statestore.maintenance.savepoints import Tables
-from statestore.maintenance.savepoints.manifest import Summary
-from statestore.maintenance.savepoints.record import StoreRows
-from statestore.storage import Storage
+from statekeeper.statestore.cli.copy_progress import copy_progress
+from statekeeper.statestore.cli.savepoint_labels import delete_labeled, list_labels
+from statekeeper.statestore.engine.scratch import free_bytes
+from statekeeper.statestore.format.savepoint_names import is_label
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
+from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.maintenance.savepoints.manifest import Summary
+from statekeeper.statestore.maintenance.savepoints.record import StoreRows
+from statekeeper.statestore.storage import Storage
 
 
 @click.command(short_help="Keep the state of a batch, as files or as rows.")

@@ -10,13 +10,21 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import FINDINGS, Opened, Output, error_object, open_destination, pasteable, this_process
-from statestore.counts import counted
-from statestore.durations import utc
-from statestore.maintenance import passes
-from statestore.maintenance.config import Policies
-from statestore.maintenance.labels import Label, Labels
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    error_object,
+    open_destination,
+    pasteable,
+    this_process,
+)
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.labels import Label, Labels
 
 
 def delete_labeled(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statestore.cli import tables
-from statestore.cli.common import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
     FAILED,
     FINDINGS,
     PARTLY_DONE,
@@ -36,15 +36,15 @@ from statestore.cli.common import (
     this_process,
     workers_option,
 )
-from statestore.cli.execution import blockers
-from statestore.counts import counted
-from statestore.errors import DAMAGES, StatekeeperError
-from statestore.format.sparks import Spark
-from statestore.maintenance import passes, records
-from statestore.maintenance import snapshot as snapshots
-from statestore.maintenance.config import Mode
-from statestore.maintenance.passes import Maintainer, PreparedSnapshots
-from statestore.maintenance.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
+from statekeeper.statestore.cli.execution import blockers
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import DAMAGES, StatekeeperError
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance import snapshot as snapshots
+from statekeeper.statestore.maintenance.config import Mode
+from statekeeper.statestore.maintenance.passes import Maintainer, PreparedSnapshots
+from statekeeper.statestore.maintenance.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
 
 _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
 _AUDIT_DEEP = (

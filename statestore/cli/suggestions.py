@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 _MOST_FOLDERS = 50
 """Folders to examine below the path: one request each."""

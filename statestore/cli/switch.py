@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
-from statestore.cli import tables
-from statestore.cli.common import Opened, Output, output_option, root_argument, this_process
-from statestore.cli.execution import (
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
+from statekeeper.statestore.cli.execution import (
     Execution,
     blockers,
     execution_options,
@@ -18,10 +18,10 @@ from statestore.cli.execution import (
     store_progress,
     tell,
 )
-from statestore.counts import counted
-from statestore.format.structure import Structure
-from statestore.maintenance import passes, records
-from statestore.maintenance.switchover import SwitchPlan
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes, records
+from statekeeper.statestore.maintenance.switchover import SwitchPlan
 
 
 @click.command(short_help="Move a checkpoint to the other structure, V1 or V2.")

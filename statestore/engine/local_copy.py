@@ -22,13 +22,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from statestore.clock import Ids
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import BlockCache, Database, EngineLimits
-from statestore.engine.user_folder import make_private
-from statestore.errors import LocalStateDamaged
-from statestore.format import names
-from statestore.format.names import VersionId
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import BlockCache, Database, EngineLimits
+from statekeeper.statestore.engine.user_folder import make_private
+from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
 
 _DATABASE_PREFIX = "db-"
 _PRIVATE_PREFIX = "private-"

@@ -7,7 +7,13 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from statestore.errors import LocalDiskFull, LocalStateDamaged, LocalStateError, LocalStateLocked, StatekeeperError
+from statekeeper.statestore.errors import (
+    LocalDiskFull,
+    LocalStateDamaged,
+    LocalStateError,
+    LocalStateLocked,
+    StatekeeperError,
+)
 
 REBUILT = "no action is needed: the next load rebuilds the local copy from storage"
 

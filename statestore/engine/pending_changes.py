@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
-from statestore.engine.key_range import KeyRange
-from statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.key_range import KeyRange
+from statekeeper.statestore.engine.local_errors import translated
 
 SPILL_KEYS = 100_000
 """The most changed keys in memory, about 30 MB of short rows. More go to a scratch database."""

@@ -29,19 +29,19 @@ from rocksdict import (
     UniversalCompactOptions,
 )
 
-from statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
-from statestore.engine.local_errors import REBUILT, translated
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import (
+from statekeeper.statestore.engine.key_range import FIRST_RESERVED_KEY, KeyRange, range_of
+from statekeeper.statestore.engine.local_errors import REBUILT, translated
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import (
     LocalStateDamaged,
     LocalStateError,
     UnsupportedType,
 )
-from statestore.format.limits import MOST_RECORD_BYTES, SizeLimits
-from statestore.format.names import VersionId
-from statestore.format.rocksdb_options import string_append_options
-from statestore.format.untrusted import BAD_VALUES
-from statestore.lineage import LocalCopy
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES, SizeLimits
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.rocksdb_options import string_append_options
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.lineage import LocalCopy
 
 _MARKER_KEY = b"\xff\xff\xff\xff statekeeper: what this copy holds"
 SCAN_BATCH_ROWS = 10_000

@@ -20,8 +20,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from statestore.engine.local_errors import translated
-from statestore.errors import LocalDiskFull
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.errors import LocalDiskFull
 
 _FULL = "the disk of the scratch folder is full"
 _LOCK = ".statekeeper.lock"

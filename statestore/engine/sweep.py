@@ -21,10 +21,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from statestore.clock import Clock
-from statestore.engine.local_copy import LEFTOVER_SECONDS, folder_locked
-from statestore.errors import LocalStateError
-from statestore.format import names
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.engine.local_copy import LEFTOVER_SECONDS, folder_locked
+from statekeeper.statestore.errors import LocalStateError
+from statekeeper.statestore.format import names
 
 IN_USE_SECONDS = 15 * 60
 """A more recently used copy is retained even above the quota, because its next batch would rebuild it."""

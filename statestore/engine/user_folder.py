@@ -12,8 +12,8 @@ import os
 import stat
 from pathlib import Path
 
-from statestore.engine.local_errors import translated
-from statestore.errors import LocalStateError
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.errors import LocalStateError
 
 _PRIVATE = 0o700
 

@@ -20,12 +20,12 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.format.limits import require_json
-from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, StorePath, VersionId
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, store_name
+from statekeeper.statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.limits import require_json
+from statekeeper.statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, StorePath, VersionId
+from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, store_name
 
 Place = tuple[StorePath, VersionId]
 """One version of one store."""

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from statestore.errors import CorruptFile, RecordTooLarge, UnknownFormatVersion
-from statestore.format import compression
-from statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8
-from statestore.format.limits import MOST_RECORD_BYTES, WINDOW_BYTES, how_to_read
-from statestore.format.names import VersionId
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
+from statekeeper.statestore.errors import CorruptFile, RecordTooLarge, UnknownFormatVersion
+from statekeeper.statestore.format import compression
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES, WINDOW_BYTES, how_to_read
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
 
 
 class Kind(enum.IntEnum):

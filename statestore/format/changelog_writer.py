@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import LineageCeiling, TooLarge
-from statestore.format import compression
-from statestore.format.changelog import Header
-from statestore.format.java_io import UTF_LIMIT_BYTES, utf
-from statestore.format.limits import MOST_RECORD_BYTES, RECORD_HEAD_BYTES, how_to_read
-from statestore.format.names import VersionId
+from statekeeper.statestore.errors import LineageCeiling, TooLarge
+from statekeeper.statestore.format import compression
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, utf
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES, RECORD_HEAD_BYTES, how_to_read
+from statekeeper.statestore.format.names import VersionId
 
 _END = struct.pack(">i", -1)
 _INT = struct.Struct(">i")

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES
 
 _HADOOP = struct.Struct(">4sI")
 _MAGIC = b"crc\0"

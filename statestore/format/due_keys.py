@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.format.state_rows import KEY_GROUP, bare_keys, encode_heads, key_groups_of
+from statekeeper.statestore.format.state_rows import KEY_GROUP, bare_keys, encode_heads, key_groups_of
 
 DUE_AT = pa.field("due_at", pa.string(), nullable=False)
 PREFIX_COLUMNS = 2

@@ -19,11 +19,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
-from statestore.format.java_io import Reader
-from statestore.format.operators import chunked_text, not_known, require_end
-from statestore.format.types import arrow_schema, machine_type
-from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
+from statekeeper.statestore.format.java_io import Reader
+from statekeeper.statestore.format.operators import chunked_text, not_known, require_end
+from statekeeper.statestore.format.types import arrow_schema, machine_type
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 
 _HINT = "nothing was written; upgrade Statekeeper"
 _LEAST_FAMILY_BYTES = 22

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.format import row_checksum
-from statestore.format.families import Family, KeyEncoder, RowHead
-from statestore.format.family_rows import FAMILY_BYTES
-from statestore.format.ragged import Bytes, Counts
-from statestore.format.state_conf import StateConf
-from statestore.format.types import machine_type
-from statestore.format.unsafe_row import encode_rows
-from statestore.format.unsafe_row_encode import fixed_values, validity
+from statekeeper.statestore.format import row_checksum
+from statekeeper.statestore.format.families import Family, KeyEncoder, RowHead
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+from statekeeper.statestore.format.ragged import Bytes, Counts
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.types import machine_type
+from statekeeper.statestore.format.unsafe_row import encode_rows
+from statekeeper.statestore.format.unsafe_row_encode import fixed_values, validity
 
 _VERSION = b"\0"
 _INT = struct.Struct("<i")

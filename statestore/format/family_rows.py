@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.errors import CorruptFile
-from statestore.format.families import Family, KeyEncoder, RowHead
-from statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
-from statestore.format.row_checksum import checksum
-from statestore.format.state_conf import StateConf
-from statestore.format.types import machine_type
-from statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.families import Family, KeyEncoder, RowHead
+from statekeeper.statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
+from statekeeper.statestore.format.row_checksum import checksum
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.types import machine_type
+from statekeeper.statestore.format.unsafe_row import decode_rows
 
 FAMILY_BYTES = 2
 _SIZE_BYTES = 4

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
-from statestore.format.names import parse_batch
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.format.names import parse_batch
 
 LOG = "_spark_metadata"
 EMPTY = b"v1"

@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from statestore.format import names
-from statestore.format.logs import OffsetLog
-from statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 
 _ENTRY = re.compile(rf"{names.SOURCES}/(?P<folder>[^/]{{1,255}})/(?P<entry>[0-9]{{1,18}})(?:\.compact)?")
 

@@ -19,11 +19,11 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from statestore.errors import CorruptFile
-from statestore.format import row_checksum
-from statestore.format.changelog import Changes, Header, Readable, read_records
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.limits import MOST_RECORD_BYTES
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import row_checksum
+from statekeeper.statestore.format.changelog import Changes, Header, Readable, read_records
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
 
 DEFAULT_CODEC = "lz4"
 """The codec of a query whose offset log names none."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format.untrusted import parsed_json
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.untrusted import parsed_json
 
 _RESTORE = "restore the file from a backup"
 

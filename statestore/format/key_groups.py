@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from statestore.errors import UnknownPartitioning
-from statestore.format.names import StorePath
-from statestore.format.state_rows import key_groups_of
+from statekeeper.statestore.errors import UnknownPartitioning
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.state_rows import key_groups_of
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from statestore.errors import TooLarge
-from statestore.format.untrusted import require_parsable
+from statekeeper.statestore.errors import TooLarge
+from statekeeper.statestore.format.untrusted import require_parsable
 
 _MIB = 1024 * 1024
 

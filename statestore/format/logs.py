@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.json_object import json_object
-from statestore.format.names import VersionId
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 

@@ -6,7 +6,7 @@ _statekeeper/mirrored/<number>.json     the files that a run of the mirror copie
 
 from __future__ import annotations
 
-from statestore.format import names
+from statekeeper.statestore.format import names
 
 MIRROR = f"{names.CONTROL}/mirror.json"
 MIRRORED = f"{names.CONTROL}/mirrored"

@@ -27,11 +27,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.errors import UnsupportedType
-from statestore.format import unsafe_row_decimals as decimals
-from statestore.format.ragged import Bytes, Counts, Ragged, offsets_of
-from statestore.format.types import machine_type
-from statestore.format.unsafe_row_encode import decimal_words, fixed_values, list_parts, validity
+from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.format import unsafe_row_decimals as decimals
+from statekeeper.statestore.format.ragged import Bytes, Counts, Ragged, offsets_of
+from statekeeper.statestore.format.types import machine_type
+from statekeeper.statestore.format.unsafe_row_encode import decimal_words, fixed_values, list_parts, validity
 
 Hashes = npt.NDArray[np.int32]
 _Words = npt.NDArray[np.uint32]

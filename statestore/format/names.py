@@ -38,7 +38,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from statestore.format.provider import Provider
+from statekeeper.statestore.format.provider import Provider
 
 QUERY_METADATA = "metadata"
 OFFSETS = "offsets"

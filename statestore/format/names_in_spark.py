@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statestore.format.names import LARGEST_VERSION, parse_store_file
-from statestore.format.provider import Provider
+from statekeeper.statestore.format.names import LARGEST_VERSION, parse_store_file
+from statekeeper.statestore.format.provider import Provider
 
 _ZIP = ".zip"
 _PARSED = (_ZIP, ".changelog")

@@ -35,13 +35,13 @@ from enum import Enum
 import numpy as np
 import pyarrow as pa
 
-from statestore.errors import UnknownPartitioning, UnsupportedType
-from statestore.format.families import Family, KeyEncoder
-from statestore.format.family_rows import FAMILY_BYTES, decode_keys
-from statestore.format.murmur3 import Hashes, partitions_of, require_hashes, row_hashes
-from statestore.format.names import StorePath
-from statestore.format.operators import AGGREGATION, LIMIT, takes_all_rows
-from statestore.format.state_conf import UNSAFE_ROW, StateConf
+from statekeeper.statestore.errors import UnknownPartitioning, UnsupportedType
+from statekeeper.statestore.format.families import Family, KeyEncoder
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, decode_keys
+from statekeeper.statestore.format.murmur3 import Hashes, partitions_of, require_hashes, row_hashes
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.operators import AGGREGATION, LIMIT, takes_all_rows
+from statekeeper.statestore.format.state_conf import UNSAFE_ROW, StateConf
 
 _BY_WHOLE_KEY = (
     AGGREGATION,

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.format.ragged import Counts, offsets_of
+from statekeeper.statestore.format.ragged import Counts, offsets_of
 
 
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from statestore.format import hdfs_backed
-from statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
-from statestore.format.limits import MOST_RECORD_BYTES
-from statestore.format.provider import Provider
-from statestore.format.replay import Window
-from statestore.format.row_checksum import verified
-from statestore.format.state_conf import StateConf
+from statekeeper.statestore.format import hdfs_backed
+from statekeeper.statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.replay import Window
+from statekeeper.statestore.format.row_checksum import verified
+from statekeeper.statestore.format.state_conf import StateConf
 
 _NO_HEADER = Header(lineage=None)
 

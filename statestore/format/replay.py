@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow.compute as pc
 
-from statestore.format.changelog import Changes
-from statestore.format.ragged import Counts, as_numpy, gather
+from statekeeper.statestore.format.changelog import Changes
+from statekeeper.statestore.format.ragged import Counts, as_numpy, gather
 
 _LONGEST_KEY_OF_WORDS_BYTES = 64
 """Arrow sorts longer keys: a column of words for every eight bytes of the longest key would cost too much."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import google_crc32c
 import numpy as np
 
-from statestore.errors import CorruptFile
-from statestore.format.changelog import Changes, Kind
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.changelog import Changes, Kind
 
 _INT = struct.Struct("<I")
 _CHECKSUM_BYTES = 4

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statestore.errors import CorruptFile
-from statestore.format import row_checksum
-from statestore.format.families import Family, KeyEncoder
-from statestore.format.family_rows import decode_keys
-from statestore.format.unsafe_row import encode_rows
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import row_checksum
+from statekeeper.statestore.format.families import Family, KeyEncoder
+from statekeeper.statestore.format.family_rows import decode_keys
+from statekeeper.statestore.format.unsafe_row import encode_rows
 
 _VERSION = b"\0"
 _INT = struct.Struct("<i")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from statestore.format.names import CONTROL, StorePath
+from statekeeper.statestore.format.names import CONTROL, StorePath
 
 MANIFEST = "savepoint.json"
 ROWS = "rows"

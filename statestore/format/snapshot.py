@@ -25,10 +25,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
-from statestore.format.names import VersionId, is_checkpoint_id
-from statestore.format.rocksdb_options import require_string_append
-from statestore.format.untrusted import BAD_VALUES, parsed_json, require_parsable
+from statekeeper.statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
+from statekeeper.statestore.format.names import VersionId, is_checkpoint_id
+from statekeeper.statestore.format.rocksdb_options import require_string_append
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, require_parsable
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """Maximum total size of a snapshot's small files. A MANIFEST of tens of thousands of SSTs is far smaller."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from statestore.format.logs import ENCODING
+from statekeeper.statestore.format.logs import ENCODING
 
 MERGES = "spark.sql.streaming.stateStore.rocksdb.mergeOperatorVersion"
 _KEY_ORDER = "spark.sql.dropDuplicates.deterministicKeyOrder.enabled"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
-from statestore.format.logs import CODEC, ENCODING, SHUFFLE_PARTITIONS, OffsetLog
-from statestore.format.names import MOST_PARTITIONS
-from statestore.format.provider import PROVIDER, Provider, provider_of
-from statestore.format.sparks import MERGES, Spark, writers
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
+from statekeeper.statestore.format.logs import CODEC, ENCODING, SHUFFLE_PARTITIONS, OffsetLog
+from statekeeper.statestore.format.names import MOST_PARTITIONS
+from statekeeper.statestore.format.provider import PROVIDER, Provider, provider_of
+from statekeeper.statestore.format.sparks import MERGES, Spark, writers
 
 SETTINGS_OF_STATE = (
     PROVIDER,

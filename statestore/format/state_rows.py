@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import CorruptFile
-from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
 PREFIX_COLUMNS = 1

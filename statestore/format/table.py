@@ -24,8 +24,8 @@ import google_crc32c
 import pyarrow as pa
 import xxhash
 
-from statestore.errors import CorruptFile
-from statestore.format.changelog import Readable
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.changelog import Readable
 
 _MAGIC = 0x88E241B785F4CFF7
 _FOOTER = struct.Struct("<B40sIQ")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.errors import CorruptFile, UnsupportedType
-from statestore.format.untrusted import parsed_json
+from statekeeper.statestore.errors import CorruptFile, UnsupportedType
+from statekeeper.statestore.format.untrusted import parsed_json
 
 LONG_DIGITS = 18
 """Decimals of up to this many digits are stored as one 64-bit integer (Decimal.MAX_LONG_DIGITS)."""

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statestore.errors import CorruptFile
-from statestore.format import unsafe_row_decode, unsafe_row_encode
-from statestore.format.ragged import Bytes, Ragged, gather
-from statestore.format.types import check_supported, children
-from statestore.format.unsafe_row_encode import LARGEST_ROW_BYTES, fixed_values, validity
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import unsafe_row_decode, unsafe_row_encode
+from statekeeper.statestore.format.ragged import Bytes, Ragged, gather
+from statekeeper.statestore.format.types import check_supported, children
+from statekeeper.statestore.format.unsafe_row_encode import LARGEST_ROW_BYTES, fixed_values, validity
 
 
 def encode_rows(columns: pa.Table | pa.RecordBatch, *, head: Bytes | bytes = b"") -> pa.LargeBinaryArray:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.errors import CorruptFile
-from statestore.format import unsafe_row_decimals as decimals
-from statestore.format.ragged import Counts, gather, offsets_of, positions
-from statestore.format.types import children, machine_type
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import unsafe_row_decimals as decimals
+from statekeeper.statestore.format.ragged import Counts, gather, offsets_of, positions
+from statekeeper.statestore.format.types import children, machine_type
 
 Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]

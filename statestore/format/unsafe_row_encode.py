@@ -14,10 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch, UnsupportedType
-from statestore.format import unsafe_row_decimals as decimals
-from statestore.format.ragged import Bytes, Counts, Ragged, as_numpy, gather, join, offsets_of, positions, scatter
-from statestore.format.types import machine_type
+from statekeeper.statestore.errors import SchemaMismatch, UnsupportedType
+from statekeeper.statestore.format import unsafe_row_decimals as decimals
+from statekeeper.statestore.format.ragged import (
+    Bytes,
+    Counts,
+    Ragged,
+    as_numpy,
+    gather,
+    join,
+    offsets_of,
+    positions,
+    scatter,
+)
+from statekeeper.statestore.format.types import machine_type
 
 Mask = npt.NDArray[np.bool_]
 

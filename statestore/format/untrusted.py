@@ -9,7 +9,13 @@ import json
 import re
 from typing import Any
 
-from statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, is_checkpoint_id, is_store_name, is_table_name
+from statekeeper.statestore.format.names import (
+    LARGEST_NUMBER,
+    MOST_PARTITIONS,
+    is_checkpoint_id,
+    is_store_name,
+    is_table_name,
+)
 
 MOST_JSON_VALUES = 2_000_000
 """Maximum number of values in a JSON text, which determines its memory. The commit of 400,000 stores, or a list of 500,000

@@ -8,21 +8,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, NotAFile, ObjectMissing
-from statestore.format import hdfs_backed, names
-from statestore.format.changelog import Changes
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.records import windows
-from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot, rocksdb_files
-from statestore.format.state_conf import StateConf
-from statestore.format.table import NotVerified, require_whole
-from statestore.loading.local_file import readable
-from statestore.loading.sidecars import misfit
-from statestore.storage import Storage, at_once
-from statestore.storage.content import require_size
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, NotAFile, ObjectMissing
+from statekeeper.statestore.format import hdfs_backed, names
+from statekeeper.statestore.format.changelog import Changes
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.records import windows
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot, rocksdb_files
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.table import NotVerified, require_whole
+from statekeeper.statestore.loading.local_file import readable
+from statekeeper.statestore.loading.sidecars import misfit
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.storage.content import require_size
 
 OF_ANOTHER_PAST = "belongs to a version that was rolled back; the current version with this number has other content"
 

@@ -10,17 +10,17 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from statestore import digests
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.local_errors import translated
-from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format import records
-from statestore.format.changelog import Changes, Header, Readable
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.state_conf import StateConf
-from statestore.lineage import Lineage
-from statestore.loading.local_file import readable
-from statestore.storage import Storage, at_once
+from statekeeper.statestore import digests
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing
+from statekeeper.statestore.format import records
+from statekeeper.statestore.format.changelog import Changes, Header, Readable
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.loading.local_file import readable
+from statekeeper.statestore.storage import Storage, at_once
 
 
 class Changelogs:

@@ -6,14 +6,14 @@ to the digest of the target. If they do not, one of them is not the confirmed fi
 
 from __future__ import annotations
 
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
-from statestore.format import logs, names
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.lineage import MOST_REPLAYED, BaseKind, Lineage, LoadPlan
-from statestore.loading.changelogs import Changelogs
-from statestore.loading.facts import LoadFacts
-from statestore.loading.request import LoadRequest
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.lineage import MOST_REPLAYED, BaseKind, Lineage, LoadPlan
+from statekeeper.statestore.loading.changelogs import Changelogs
+from statekeeper.statestore.loading.facts import LoadFacts
+from statekeeper.statestore.loading.request import LoadRequest
+from statekeeper.statestore.storage import Storage, read_or_none
 
 
 def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
-from statestore.loading.request import LoadRequest
-from statestore.storage import Storage
+from statekeeper.statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
+from statekeeper.statestore.loading.request import LoadRequest
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

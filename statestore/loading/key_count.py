@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from statestore.engine.rocks import Database
-from statestore.format.changelog import Changes
+from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.format.changelog import Changes
 
 _LOOKUPS_COST = 5
 """A lookup costs as much as a scan of so many keys (measured: 2.5 and 0.5 microseconds)."""

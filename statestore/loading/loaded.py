@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statestore.engine.rocks import Database
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.lineage import BaseKind, Lineage
+from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.lineage import BaseKind, Lineage
 
 
 @dataclass(frozen=True, kw_only=True)

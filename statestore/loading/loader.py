@@ -12,24 +12,24 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore.clock import Clock
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, VersionNotLoadable
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import BaseKind, LoadPlan, LocalCopy, NotLoadable
-from statestore.loading.base import SnapshotUnusable, open_base
-from statestore.loading.changelogs import Changelogs
-from statestore.loading.confirmed import plan_confirmed
-from statestore.loading.facts import gather
-from statestore.loading.loaded import Loaded, LoadReport, Restored
-from statestore.loading.open_copies import OpenCopies, OpenCopy
-from statestore.loading.planning import plan_from_local, plan_from_storage
-from statestore.loading.replay import Replay
-from statestore.loading.request import LoadRequest
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import CorruptFile, LocalStateDamaged, LocalStateError, VersionNotLoadable
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.lineage import BaseKind, LoadPlan, LocalCopy, NotLoadable
+from statekeeper.statestore.loading.base import SnapshotUnusable, open_base
+from statekeeper.statestore.loading.changelogs import Changelogs
+from statekeeper.statestore.loading.confirmed import plan_confirmed
+from statekeeper.statestore.loading.facts import gather
+from statekeeper.statestore.loading.loaded import Loaded, LoadReport, Restored
+from statekeeper.statestore.loading.open_copies import OpenCopies, OpenCopy
+from statekeeper.statestore.loading.planning import plan_from_local, plan_from_storage
+from statekeeper.statestore.loading.replay import Replay
+from statekeeper.statestore.loading.request import LoadRequest
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-from statestore.format.changelog import Readable
+from statekeeper.statestore.format.changelog import Readable
 
 _MAP_FROM_BYTES = 16 * 1024 * 1024
 

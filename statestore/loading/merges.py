@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statestore.engine.rocks import Database
-from statestore.format.changelog import Changes, Kind
+from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.format.changelog import Changes, Kind
 
 _RECORD_BYTES = 200
 """The memory for a record, in addition to its bytes."""

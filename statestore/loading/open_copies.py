@@ -13,10 +13,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statestore.clock import Clock
-from statestore.engine.rocks import BlockCache, Database, EngineLimits
-from statestore.errors import LocalStateError
-from statestore.lineage import LocalCopy
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.engine.rocks import BlockCache, Database, EngineLimits
+from statekeeper.statestore.errors import LocalStateError
+from statekeeper.statestore.lineage import LocalCopy
 
 MOST_BYTES = 64 * 1024 * 1024
 """The most memory for the indexes and filters of open tables, and for changes that are not in a database."""

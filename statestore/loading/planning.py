@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format.names import VersionId
-from statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
-from statestore.loading.changelogs import Changelogs
-from statestore.loading.facts import LoadFacts
-from statestore.loading.request import LoadRequest
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.lineage import BaseKind, Lineage, LoadPlan, LocalCopy, NeedsHeader, NotLoadable, next_step
+from statekeeper.statestore.loading.changelogs import Changelogs
+from statekeeper.statestore.loading.facts import LoadFacts
+from statekeeper.statestore.loading.request import LoadRequest
 
 
 def plan_from_storage(request: LoadRequest, facts: LoadFacts, changelogs: Changelogs) -> LoadPlan:

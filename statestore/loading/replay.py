@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
-from statestore.format.changelog import Changes
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import LoadPlan, LocalCopy
-from statestore.loading.changelogs import Changelogs
-from statestore.loading.key_count import KeyCount
-from statestore.loading.merges import OrderedWindow
-from statestore.loading.request import LoadRequest
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.format.changelog import Changes
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.lineage import LoadPlan, LocalCopy
+from statekeeper.statestore.loading.changelogs import Changelogs
+from statekeeper.statestore.loading.key_count import KeyCount
+from statekeeper.statestore.loading.merges import OrderedWindow
+from statekeeper.statestore.loading.request import LoadRequest
 
 
 @dataclass(frozen=True)

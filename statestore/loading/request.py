@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile, ObjectMissing, RecordTooLarge, VersionNotLoadable
-from statestore.format.batch_log import object_of
-from statestore.format.limits import UNKNOWN_ROOT
-from statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RecordTooLarge, VersionNotLoadable
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.limits import UNKNOWN_ROOT
+from statekeeper.statestore.format.names import StorePath, VersionId
 
 
 @dataclass(frozen=True)

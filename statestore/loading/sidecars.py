@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.changelog import Readable
-from statestore.format.checksum import checksum, parse_sidecar
-from statestore.storage import Storage
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.changelog import Readable
+from statekeeper.statestore.format.checksum import checksum, parse_sidecar
+from statekeeper.statestore.storage import Storage
 
 _PIECE_BYTES = 1024 * 1024
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore import catalog
-from statestore.chain import look_at_snapshot
-from statestore.clock import Clock
-from statestore.maintenance import history
-from statestore.maintenance.config import Mode
-from statestore.maintenance.snapshot import SnapshotFacts
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.maintenance import history
+from statekeeper.statestore.maintenance.config import Mode
+from statekeeper.statestore.maintenance.snapshot import SnapshotFacts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 _STATE = "spark.sql.streaming.stateStore."
 _CHANGELOGS = f"{_STATE}rocksdb.changelogCheckpointing.enabled"

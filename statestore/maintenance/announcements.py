@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.json_object import json_lines
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_lines
+from statekeeper.statestore.storage import Storage, read_or_none
 
 DELETES_FOR_SECONDS = 3600.0
 LIFE_SECONDS = 24 * 3600.0

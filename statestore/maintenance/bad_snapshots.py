@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.chain import Chain, walk
-from statestore.clock import Clock
-from statestore.commit_log import Heads
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import StateConf
-from statestore.maintenance import verification
-from statestore.maintenance.verification import ReadBack, Reads, SnapshotRead
-from statestore.origin import origin_of
-from statestore.storage import Storage, at_once
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import Chain, walk
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance import verification
+from statekeeper.statestore.maintenance.verification import ReadBack, Reads, SnapshotRead
+from statekeeper.statestore.origin import origin_of
+from statekeeper.statestore.storage import Storage, at_once
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from statestore import binding, catalog
-from statestore.binding import Binding, Claim
-from statestore.errors import DestinationNotEmpty, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StatekeeperError
-from statestore.format import file_source, logs, names
-from statestore.format.logs import OffsetLog
-from statestore.maintenance.mirrors import record as mirror_record
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.binding import Binding, Claim
+from statekeeper.statestore.errors import (
+    DestinationNotEmpty,
+    NotACheckpoint,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StatekeeperError,
+)
+from statekeeper.statestore.format import file_source, logs, names
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.maintenance.mirrors import record as mirror_record
+from statekeeper.statestore.storage import Storage, read_or_none
 
 
 @dataclass(frozen=True, kw_only=True)

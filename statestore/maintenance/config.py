@@ -49,14 +49,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from statestore.durations import parse_duration
-from statestore.errors import BadConfiguration
-from statestore.format.limits import LARGEST_RECORD_BYTES
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.origin import Origin
-from statestore.query_metrics import Prices
-from statestore.storage import SizeLimits, StorageSpec, canonical
+from statekeeper.statestore.durations import parse_duration
+from statekeeper.statestore.errors import BadConfiguration
+from statekeeper.statestore.format.limits import LARGEST_RECORD_BYTES
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.storage import SizeLimits, StorageSpec, canonical
 
 FILE_NAME = "statekeeper.toml"
 

@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from statestore import catalog
-from statestore.attempts import metrics_at
-from statestore.binding import Binding, Claim, read_binding
-from statestore.declared_columns import columns_text
-from statestore.durations import utc
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.snapshot import read_snapshot
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES
-from statestore.later_schemas import OlderSchemas
-from statestore.lineage import BaseKind
-from statestore.maintenance import labels, mirrors
-from statestore.maintenance.copies import CloneRecord
-from statestore.maintenance.copies import record as copies_record
-from statestore.maintenance.labels import Label
-from statestore.maintenance.mirrors import MirrorRecord
-from statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
-from statestore.origin import Origin
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import Storage, at_once
+from statekeeper.statestore import catalog
+from statekeeper.statestore.attempts import metrics_at
+from statekeeper.statestore.binding import Binding, Claim, read_binding
+from statekeeper.statestore.declared_columns import columns_text
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.later_schemas import OlderSchemas
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.maintenance import labels, mirrors
+from statekeeper.statestore.maintenance.copies import CloneRecord
+from statekeeper.statestore.maintenance.copies import record as copies_record
+from statekeeper.statestore.maintenance.labels import Label
+from statekeeper.statestore.maintenance.mirrors import MirrorRecord
+from statekeeper.statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import Storage, at_once
 
 Record = TypeVar("Record")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import file_sink
-from statestore.format.file_sink import LogEntry, parse_entry
-from statestore.storage import Entry, Storage, at_once
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import file_sink
+from statekeeper.statestore.format.file_sink import LogEntry, parse_entry
+from statekeeper.statestore.storage import Entry, Storage, at_once
 
 
 def listed(sink: Storage) -> dict[LogEntry, Entry]:

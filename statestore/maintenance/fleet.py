@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from statestore import catalog
-from statestore.errors import StatekeeperError
-from statestore.maintenance.config import Configuration, Parent, Root
-from statestore.storage import Storage, at_once, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance.config import Configuration, Parent, Root
+from statekeeper.statestore.storage import Storage, at_once, open_storage
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch
-from statestore.format.lossless import Lossy, first_refused, lossless
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.lossless import Lossy, first_refused, lossless
 
 _NOTHING = "nothing was changed"
 _FAILURES = (pa.ArrowException, ValueError, TypeError, OverflowError)

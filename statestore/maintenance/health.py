@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.clock import Clock
-from statestore.format.provider import Provider
-from statestore.maintenance import passes, snapshot
-from statestore.maintenance.audit import Finding, Severity
-from statestore.maintenance.config import Policies
-from statestore.maintenance.history import newest_outcome
-from statestore.maintenance.history_records import DeletedFiles
-from statestore.maintenance.retention import Amount
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance import passes, snapshot
+from statekeeper.statestore.maintenance.audit import Finding, Severity
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.history import newest_outcome
+from statekeeper.statestore.maintenance.history_records import DeletedFiles
+from statekeeper.statestore.maintenance.retention import Amount
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from statestore.format import names
-from statestore.storage import Entry, Storage, is_hidden
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Entry, Storage, is_hidden
 
 
 def are_kept(storage: Storage) -> bool:

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from statestore.clock import Clock
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.json_object import json_lines
-from statestore.maintenance import history_records
-from statestore.maintenance.history_records import HistoryRecord, Json
-from statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_lines
+from statekeeper.statestore.maintenance import history_records
+from statekeeper.statestore.maintenance.history_records import HistoryRecord, Json
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 _STAMP = "%Y%m%dT%H%M%SZ"
 """The time in the names of the files of a run."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from statestore.format import names
-from statestore.format.names import StoreFileKind, StorePath, VersionId
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 
 Json: TypeAlias = dict[str, Any]
 """A JSON object."""

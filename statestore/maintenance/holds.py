@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from statestore.clock import Clock
-from statestore.errors import CorruptFile, StatekeeperError
-from statestore.format import names, savepoint_names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES, count, text
-from statestore.maintenance import lease
-from statestore.maintenance.announcements import LIFE_SECONDS
-from statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES, count, text
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.announcements import LIFE_SECONDS
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 _ONLY_ADDS = frozenset({"snapshot"})
 """Verbs that delete or move no file of the checkpoint."""

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format import savepoint_names as names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES, count, text, unix_ms
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES, count, text, unix_ms
+from statekeeper.statestore.storage import Storage, read_or_none
 
 _FORMAT = 1
 

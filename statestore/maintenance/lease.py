@@ -23,13 +23,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
 
-from statestore.clock import Clock
-from statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES, text, unix_seconds
-from statestore.maintenance import liveness
-from statestore.storage import CheckedStorage, Entry, Storage, read_or_none
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES, text, unix_seconds
+from statekeeper.statestore.maintenance import liveness
+from statekeeper.statestore.storage import CheckedStorage, Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
 """Longer than any request with its retries, so that a holder detects a lost lease before its next deletion."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.format import names
-from statestore.format.operators import OperatorMetadata
-from statestore.storage.urls import Locality, locality
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.operators import OperatorMetadata
+from statekeeper.statestore.storage.urls import Locality, locality
 
 
 @dataclass(frozen=True)

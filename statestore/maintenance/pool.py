@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Event, Lock
 from typing import TypeVar
 
-from statestore.errors import StatekeeperError
+from statekeeper.statestore.errors import StatekeeperError
 
 WORKERS = os.cpu_count() or 1
 """Default number of threads: one per core."""

@@ -17,7 +17,7 @@ from multiprocessing import current_process
 from threading import Event, Thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from statestore.errors import LocalStateError
+from statekeeper.statestore.errors import LocalStateError
 
 if TYPE_CHECKING:
     from loky.process_executor import ProcessPoolExecutor

@@ -19,16 +19,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from statestore.commit_log import Heads
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.format.names import StoreFileKind, StorePath
-from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.format.untrusted import BAD_VALUES, parsed_json, text
-from statestore.maintenance import hidden_checksums
-from statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_lines
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.names import StoreFileKind, StorePath
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, text
+from statekeeper.statestore.maintenance import hidden_checksums
+from statekeeper.statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_lines
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Quarantined snapshots by store and present path; None for an unreadable snapshot."""

@@ -6,10 +6,10 @@ confirms that the query is stopped, and the checkpoint does not change for `QUIE
 
 from __future__ import annotations
 
-from statestore.clock import Clock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Entry, Storage
 
 QUIET_SECONDS = 5.0
 """The checkpoint must not change for this time. For a query that commits less often, only the confirmation counts."""

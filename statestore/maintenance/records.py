@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TypeAlias
 
-from statestore.differences import Change, Difference
-from statestore.errors import StatekeeperError
-from statestore.format.names import StorePath
-from statestore.maintenance.codes import code
-from statestore.maintenance.edits import EditPlan
-from statestore.maintenance.history_records import (
+from statekeeper.statestore.differences import Change, Difference
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.codes import code
+from statekeeper.statestore.maintenance.edits import EditPlan
+from statekeeper.statestore.maintenance.history_records import (
     DeletedFiles,
     FailedSnapshot,
     Json,
@@ -23,14 +23,14 @@ from statestore.maintenance.history_records import (
     RetentionHead,
     TakenSnapshot,
 )
-from statestore.maintenance.mirrors import CleanupPlan, Obsolete
-from statestore.maintenance.repair import Rebuild, Relocate, RepairAction, Rewrite
-from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
-from statestore.maintenance.rewind import RewindAction, RewindPlan
-from statestore.maintenance.rewind import Rewrite as RewrittenFile
-from statestore.maintenance.rewrites import EvolutionPreview, FileSinkPlan, Load, RewritePlan
-from statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
-from statestore.maintenance.switchover import Progress, SwitchPlan
+from statekeeper.statestore.maintenance.mirrors import CleanupPlan, Obsolete
+from statekeeper.statestore.maintenance.repair import Rebuild, Relocate, RepairAction, Rewrite
+from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan
+from statekeeper.statestore.maintenance.rewind import RewindAction, RewindPlan
+from statekeeper.statestore.maintenance.rewind import Rewrite as RewrittenFile
+from statekeeper.statestore.maintenance.rewrites import EvolutionPreview, FileSinkPlan, Load, RewritePlan
+from statekeeper.statestore.maintenance.snapshot import LeaveAlone, SnapshotPlan, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.switchover import Progress, SwitchPlan
 
 Record: TypeAlias = Json
 

@@ -17,24 +17,24 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
-from statestore import catalog, restart
-from statestore.catalog import StoreFiles
-from statestore.commit_log import Heads, batches_of
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, UnsupportedProvider
-from statestore.format import logs, names, names_in_spark
-from statestore.format.names import StorePath
-from statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.format.sparks import Spark
-from statestore.maintenance import hidden_checksums, moved, quarantine, time_line
-from statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
-from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.maintenance.rewrites.head import with_confs
-from statestore.origin import Origin, origin_of
-from statestore.restart import Way
-from statestore.storage import Storage, at_once, list_members, read_or_none
-from statestore.storage.urls import Locality, as_spark_writes_it
+from statekeeper.statestore import catalog, restart
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.commit_log import Heads, batches_of
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, UnsupportedProvider
+from statekeeper.statestore.format import logs, names, names_in_spark
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.operators import OperatorMetadata, parse_operator, with_schema_uris
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import hidden_checksums, moved, quarantine, time_line
+from statekeeper.statestore.maintenance.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.maintenance.rewrites.head import with_confs
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.restart import Way
+from statekeeper.statestore.storage import Storage, at_once, list_members, read_or_none
+from statekeeper.statestore.storage.urls import Locality, as_spark_writes_it
 
 
 class RepairReason(Enum):

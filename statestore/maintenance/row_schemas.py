@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from statestore import binding
-from statestore.format import names, operators
-from statestore.storage import Storage
+from statekeeper.statestore import binding
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.storage import Storage
 
 
 def rows_at(storage: Storage, batch: int, paths: Collection[str]) -> Mapping[str, bytes]:

@@ -6,30 +6,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from statestore import catalog, switch_journal
-from statestore.clock import Clock, Ids
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import edits, lease, records, retention, rewrites, snapshot, switchover, undo
-from statestore.maintenance import repair as repairs
-from statestore.maintenance import rewind as rewinds
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.edits import EditPlan
-from statestore.maintenance.history import History
-from statestore.maintenance.history_records import FailedRun
-from statestore.maintenance.lease import HeldLease
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.records import Record
-from statestore.maintenance.repair import RepairAction, RepairPlan
-from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPlan
-from statestore.maintenance.rewind import RewindAction, RewindPlan
-from statestore.maintenance.rewrites import RewritePlan
-from statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
-from statestore.maintenance.switchover import Begun, Machine, OpenJournal, Progress, ProgressCallback, SwitchPlan
-from statestore.redaction import redacted
-from statestore.storage import Storage, open_storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import edits, lease, records, retention, rewrites, snapshot, switchover, undo
+from statekeeper.statestore.maintenance import repair as repairs
+from statekeeper.statestore.maintenance import rewind as rewinds
+from statekeeper.statestore.maintenance.audit import AuditPolicy
+from statekeeper.statestore.maintenance.edits import EditPlan
+from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.maintenance.history_records import FailedRun
+from statekeeper.statestore.maintenance.lease import HeldLease
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.records import Record
+from statekeeper.statestore.maintenance.repair import RepairAction, RepairPlan
+from statekeeper.statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPlan
+from statekeeper.statestore.maintenance.rewind import RewindAction, RewindPlan
+from statekeeper.statestore.maintenance.rewrites import RewritePlan
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.switchover import (
+    Begun,
+    Machine,
+    OpenJournal,
+    Progress,
+    ProgressCallback,
+    SwitchPlan,
+)
+from statekeeper.statestore.redaction import redacted
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 Ended = Callable[[TakeSnapshot, Taken | StatekeeperError], None]
 """Called with the result of each store, from one thread at a time."""

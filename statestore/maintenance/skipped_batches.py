@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.maintenance import quarantine
-from statestore.maintenance.quarantine import QuarantineRecord
-from statestore.storage import Storage
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import quarantine
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import file_source, names
-from statestore.format.file_source import Positions
-from statestore.format.logs import OffsetLog, parse_offsets
-from statestore.storage import Storage
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import file_source, names
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
+from statekeeper.statestore.storage import Storage
 
 
 def newest_offsets(storage: Storage, batch: int, offsets: OffsetLog, paths: Collection[str]) -> OffsetLog:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from statestore import restart
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.file_source import Positions
-from statestore.storage import Entry
+from statekeeper.statestore import restart
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.storage import Entry
 
 
 def lost_logs(

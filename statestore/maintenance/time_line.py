@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statestore.catalog import StoreFiles
-from statestore.format.names import VersionId
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.format.names import VersionId
 
 
 @dataclass(frozen=True)

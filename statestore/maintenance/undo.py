@@ -20,17 +20,23 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from statestore import catalog
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.file_sink import LogEntry, parse_entry
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.format.names import StoreFileKind
-from statestore.format.operators import with_schema_uris
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import file_sinks, quarantine
-from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.storage import Entry, Storage, at_once, open_storage, read_or_none
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import (
+    AlreadyExists,
+    CorruptFile,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import LogEntry, parse_entry
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.names import StoreFileKind
+from statekeeper.statestore.format.operators import with_schema_uris
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance import file_sinks, quarantine
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.storage import Entry, Storage, at_once, open_storage, read_or_none
 
 _WHICH_RUN = f"use the id that --apply printed; {names.QUARANTINE}/ has one folder for each id"
 _UNDO_LATER = "a later run moved more files to quarantine: undo that run first"

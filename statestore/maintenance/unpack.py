@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.commit_log import Heads
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.batch_log import object_of
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.lineage import Lineage
-from statestore.storage import MemberEntry, Storage, at_once, list_members
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.storage import MemberEntry, Storage, at_once, list_members
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from statestore.clock import Clock, Ids, RandomIds, SystemClock
-from statestore.errors import StorageError
-from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statestore.redaction import redacted
-from statestore.storage.base import (
+from statekeeper.statestore.clock import Clock, Ids, RandomIds, SystemClock
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
+from statekeeper.statestore.redaction import redacted
+from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
     Created,
@@ -32,14 +32,14 @@ from statestore.storage.base import (
     is_hidden,
     read_or_none,
 )
-from statestore.storage.batch_log_cache import BatchLogCache
-from statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
-from statestore.storage.forwarding import CheckedStorage
-from statestore.storage.lines import read_lines
-from statestore.storage.local import LocalStorage
-from statestore.storage.omissions import Omitted
-from statestore.storage.parallel import at_once
-from statestore.storage.urls import canonical
+from statekeeper.statestore.storage.batch_log_cache import BatchLogCache
+from statekeeper.statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
+from statekeeper.statestore.storage.forwarding import CheckedStorage
+from statekeeper.statestore.storage.lines import read_lines
+from statekeeper.statestore.storage.local import LocalStorage
+from statekeeper.statestore.storage.omissions import Omitted
+from statekeeper.statestore.storage.parallel import at_once
+from statekeeper.statestore.storage.urls import canonical
 
 __all__ = [
     "DELETE_BATCH",
@@ -135,7 +135,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
         return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids, limits=spec.limits)
     if scheme == "s3" and parts.netloc:
         # Imported on demand: the import takes a second, and roots on local disk do not need it.
-        from statestore.storage import s3
+        from statekeeper.statestore.storage import s3
 
         _refuse_unknown(chosen, s3.OPTIONS, spec.url)
         bucket, _, folder = spec.url.split("://", 1)[1].partition("/")
@@ -149,7 +149,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
             limits=spec.limits,
         )
     if scheme in _DRIVEN and parts.netloc:
-        from statestore.storage import drivers, hedging, remote
+        from statekeeper.statestore.storage import drivers, hedging, remote
 
         _refuse_unknown(chosen, drivers.options_of(scheme), spec.url)
         checked_folder(parts.path.strip("/"))

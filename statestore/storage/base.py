@@ -18,10 +18,10 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
-from statestore.format.limits import DEFAULT_LIMITS, SizeLimits, how_to_read
-from statestore.storage.omissions import Omissions
-from statestore.storage.paths import is_below
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
+from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits, how_to_read
+from statekeeper.statestore.storage.omissions import Omissions
+from statekeeper.statestore.storage.paths import is_below
 
 TEMP_FOLDER = "_statekeeper/tmp"
 DELETE_BATCH = 1000

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import batch_log, names
-from statestore.format.batch_log import BatchLog, Place
-from statestore.format.limits import SizeLimits, require_json, require_object
-from statestore.format.names import STATE, StoreFileKind
-from statestore.storage.base import Created, Entry, Storage
-from statestore.storage.batch_log_cache import BatchLogCache
-from statestore.storage.content import require_size, scratch_file
-from statestore.storage.forwarding import CheckedStorage, ForwardingStorage
-from statestore.storage.parallel import at_once
-from statestore.storage.paths import is_below
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.format.batch_log import BatchLog, Place
+from statekeeper.statestore.format.limits import SizeLimits, require_json, require_object
+from statekeeper.statestore.format.names import STATE, StoreFileKind
+from statekeeper.statestore.storage.base import Created, Entry, Storage
+from statekeeper.statestore.storage.batch_log_cache import BatchLogCache
+from statekeeper.statestore.storage.content import require_size, scratch_file
+from statekeeper.statestore.storage.forwarding import CheckedStorage, ForwardingStorage
+from statekeeper.statestore.storage.parallel import at_once
+from statekeeper.statestore.storage.paths import is_below
 
 FIRST_READ_BYTES = 1024 * 1024
 """The first request for a batch log reads so many bytes: the index, and all of a small object."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from statestore.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
-from statestore.storage.posix import is_copied_by_kernel
+from statekeeper.statestore.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
+from statekeeper.statestore.storage.posix import is_copied_by_kernel
 
 DOWNLOAD_PIECE_BYTES = 1024 * 1024
 """Small, because several files are downloaded concurrently."""

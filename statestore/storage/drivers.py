@@ -21,11 +21,11 @@ from importlib import import_module, metadata
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from statestore.errors import StorageError
-from statestore.storage import hedging
-from statestore.storage.base import TEMP_FOLDER
-from statestore.storage.content import PIECE_BYTES
-from statestore.storage.remote_copies import ServiceCopy, copy_on_azure, copy_on_google
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.storage import hedging
+from statekeeper.statestore.storage.base import TEMP_FOLDER
+from statekeeper.statestore.storage.content import PIECE_BYTES
+from statekeeper.statestore.storage.remote_copies import ServiceCopy, copy_on_azure, copy_on_google
 
 _REQUEST_SECONDS = 60
 """The timeout of one request. Including retries it is shorter than the life of a lease."""
@@ -135,7 +135,7 @@ _AZURE = Driver(
 )
 _HDFS = Driver(
     package="requests",
-    kind="statestore.storage.webhdfs:WebHdfs",
+    kind="statekeeper.statestore.storage.webhdfs:WebHdfs",
     release="2.31",
     options=("user", "token", "kerberos", "proxy_to"),
     # It creates by a rename that the namenode rejects if the target exists.

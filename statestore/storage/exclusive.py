@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from statestore.clock import Ids
-from statestore.errors import AlreadyExists, NoExclusiveCreate, StorageError
-from statestore.storage.base import TEMP_FOLDER, Storage
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.errors import AlreadyExists, NoExclusiveCreate, StorageError
+from statekeeper.statestore.storage.base import TEMP_FOLDER, Storage
 
 
 def require_exclusive_create(storage: Storage, ids: Ids) -> None:

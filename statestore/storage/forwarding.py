@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from statestore.format.limits import SizeLimits
-from statestore.storage.base import (
+from statekeeper.statestore.format.limits import SizeLimits
+from statekeeper.statestore.storage.base import (
     Created,
     Deletion,
     Entries,
@@ -19,7 +19,7 @@ from statestore.storage.base import (
     UnfinishedUpload,
     Uploads,
 )
-from statestore.storage.omissions import Omissions
+from statekeeper.statestore.storage.omissions import Omissions
 
 
 class ForwardingStorage:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from statestore.storage.base import Kind, Requests
+from statekeeper.statestore.storage.base import Kind, Requests
 
 SLOW = 0.96
 """A request is slow above this percentile. At 0.95, slow requests would need the whole budget, and some would get none."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.errors import CorruptFile
-from statestore.storage.base import Storage
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.storage.base import Storage
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Size of one request."""

@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from statestore.clock import Ids
-from statestore.errors import AccessDenied, NotAFile, ObjectMissing, StorageError
-from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statestore.storage import ownership
-from statestore.storage.base import (
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.errors import AccessDenied, NotAFile, ObjectMissing, StorageError
+from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
+from statekeeper.statestore.storage import ownership
+from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
     Created,
@@ -42,11 +42,11 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
-from statestore.storage.local_parts import LocalPartsUpload
-from statestore.storage.omissions import SYMBOLIC_LINK
-from statestore.storage.ownership import Ownership
-from statestore.storage.posix import NO_LINK, file_system, flush, hard_link, opened
+from statekeeper.statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
+from statekeeper.statestore.storage.local_parts import LocalPartsUpload
+from statekeeper.statestore.storage.omissions import SYMBOLIC_LINK
+from statekeeper.statestore.storage.ownership import Ownership
+from statekeeper.statestore.storage.posix import NO_LINK, file_system, flush, hard_link, opened
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _DENIED = {errno.EACCES, errno.EPERM}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from statestore.storage.base import Created, Kind, Requests
+from statekeeper.statestore.storage.base import Created, Kind, Requests
 
 
 class LocalPartsUpload:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from statestore.redaction import printable
-from statestore.storage.paths import is_below
+from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.storage.paths import is_below
 
 MOST_OMITTED = 10_000
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from statestore.clock import Clock
-from statestore.errors import ObjectMissing, StorageError
-from statestore.storage.base import PartsUpload, Storage
-from statestore.storage.content import MOST_PIECES
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import ObjectMissing, StorageError
+from statekeeper.statestore.storage.base import PartsUpload, Storage
+from statekeeper.statestore.storage.content import MOST_PIECES
 
 PART_BYTES = 5 * 1024 * 1024
 """The smallest part that S3 accepts. Some stores require parts of one size."""

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem, sync
 
-from statestore.clock import Clock, Ids
-from statestore.errors import (
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.errors import (
     AccessDenied,
     AlreadyExists,
     BucketMissing,
     ObjectMissing,
     StorageError,
 )
-from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statestore.storage import hedging
-from statestore.storage.base import (
+from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
+from statekeeper.statestore.storage import hedging
+from statekeeper.statestore.storage.base import (
     Created,
     Deletion,
     Entries,
@@ -44,10 +44,10 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import PIECE_BYTES, Content, require_size, scratch_file
-from statestore.storage.drivers import Opened
-from statestore.storage.parallel import at_once
-from statestore.storage.resending import Resending
+from statekeeper.statestore.storage.content import PIECE_BYTES, Content, require_size, scratch_file
+from statekeeper.statestore.storage.drivers import Opened
+from statekeeper.statestore.storage.parallel import at_once
+from statekeeper.statestore.storage.resending import Resending
 
 _TIMES = ("last_modified", "mtime", "updated", "LastModified")
 """Names of the modification time in the entries of the drivers."""

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from statestore.clock import Clock, Ids
-from statestore.storage.base import Requests
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.storage.base import Requests
 
 TRIES = 5
 """Tries of each request to S3, whatever the time limit is."""

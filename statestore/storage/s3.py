@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from botocore.exceptions import ClientError
 from fsspec.asyn import sync
 
-from statestore.clock import Clock, Ids
-from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
-from statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statestore.storage import hedging, s3_clients, s3_conditions, s3_copies, s3_parts
-from statestore.storage.base import (
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
+from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
+from statekeeper.statestore.storage import hedging, s3_clients, s3_conditions, s3_copies, s3_parts
+from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
     Created,
@@ -43,10 +43,17 @@ from statestore.storage.base import (
     only_after,
     too_large,
 )
-from statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
-from statestore.storage.resending import TRIES, Resending
-from statestore.storage.s3_errors import FAILURES, BeyondEnd, is_answer, is_passing, is_throttling, translate
-from statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
+from statekeeper.statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
+from statekeeper.statestore.storage.resending import TRIES, Resending
+from statekeeper.statestore.storage.s3_errors import (
+    FAILURES,
+    BeyondEnd,
+    is_answer,
+    is_passing,
+    is_throttling,
+    translate,
+)
+from statekeeper.statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
 
 OPTIONS = ("endpoint_url", "key", "secret", "region", "anon", hedging.OPTION)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statestore.errors import AlreadyExists, StorageError
+from statekeeper.statestore.errors import AlreadyExists, StorageError
 
 _WRONG_ETAG = '"00000000000000000000000000000000"'
 

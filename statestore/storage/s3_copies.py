@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from statestore.errors import AlreadyExists, StorageError
-from statestore.storage.base import Entry, Kind, changed
-from statestore.storage.s3_parts import Request, S3Upload
+from statekeeper.statestore.errors import AlreadyExists, StorageError
+from statekeeper.statestore.storage.base import Entry, Kind, changed
+from statekeeper.statestore.storage.s3_parts import Request, S3Upload
 
 MOST_BYTES_IN_ONE_REQUEST = 5 * 1024**3
 """The limit of S3."""

@@ -13,8 +13,8 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from s3fs.core import S3_RETRYABLE_ERRORS
 
-from statestore.errors import AccessDenied, BucketMissing, ObjectMissing, StorageError
-from statestore.storage.base import another_exists
+from statekeeper.statestore.errors import AccessDenied, BucketMissing, ObjectMissing, StorageError
+from statekeeper.statestore.storage.base import another_exists
 
 NETWORK_ERRORS: tuple[type[Exception], ...] = (
     *S3_RETRYABLE_ERRORS,

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from statestore.errors import AlreadyExists, ObjectMissing, StorageError
-from statestore.storage.base import Created, Kind, UnfinishedUpload
-from statestore.storage.content import Content
-from statestore.storage.parallel import at_once
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, StorageError
+from statekeeper.statestore.storage.base import Created, Kind, UnfinishedUpload
+from statekeeper.statestore.storage.content import Content
+from statekeeper.statestore.storage.parallel import at_once
 
 T = TypeVar("T")
 # aiobotocore creates clients from service descriptions at run time; they have no static types.

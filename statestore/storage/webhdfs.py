@@ -24,8 +24,8 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.storage.parallel import AT_ONCE, at_once
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.storage.parallel import AT_ONCE, at_once
 
 _CONNECT_SECONDS = 5
 _WAITS_SECONDS = (0.5, 2.0, 6.0)

@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets.definitions import build
-from assets.partitions import QUERY_SET
-from statestore.storage import open_storage
+from statekeeper.assets.definitions import build
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import QUIET_SECONDS
 

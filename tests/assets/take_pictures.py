@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.flights.job import Places
+from statekeeper.pipelines.flights.job import Places
 from tests.support.running import REPOSITORY, Running, running
 
 PICTURES = REPOSITORY / "docs" / "pictures"
@@ -98,7 +98,7 @@ def main() -> int:
         configure_mirror(folder)
         home = folder / "flights" / "dagster"
         arguments = ("--folder", str(folder / "flights"))
-        with running(folder, "pipelines.flights.job", *arguments, home=home) as platform:
+        with running(folder, "statekeeper.pipelines.flights.job", *arguments, home=home) as platform:
             enough = max(2, int(chosen.minutes))
 
             def is_something_to_see() -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statestore import catalog
-from statestore.format import names
-from statestore.maintenance import switchover
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import switchover
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
@@ -75,7 +75,7 @@ def test_an_incomplete_switchover_is_red_until_a_launch_completes_or_aborts_it(
             return Fault.LOST_REPLY if request.path == names.switchover(1, "cleared") else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
         result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert not result.success
     assert not checks(result)["nothing_left_half_switched"].passed

@@ -7,10 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from statestore import catalog
-from statestore.binding import parse_binding
-from statestore.format import names
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import parse_binding
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import shown

@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statestore import catalog
-from statestore.format import logs, names
-from statestore.format.provider import Provider, provider_of
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.provider import Provider, provider_of
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.rescales import all_rows
@@ -76,7 +76,7 @@ def test_an_incomplete_conversion_is_red_until_a_launch_reverses_it(
             return Fault.LOST_REPLY if request.kind in WRITES and "made-" in request.path else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
         result = launched(definitions, instance, do="APPLY", confirm_stopped=True, for_spark="V4_2")
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]

@@ -13,11 +13,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.history import delete_ended_runs
-from assets.partitions import QUERY_SET
-from assets.schedules import nightly_sweep
-from resources.fleet import Fleet
-from resources.worker import Worker
+from statekeeper.assets.history import delete_ended_runs
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.assets.schedules import nightly_sweep
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import Worker
 from tests.support.checkpoints import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,7 +100,9 @@ def test_a_fresh_interpreter_loads_the_workspace_from_any_directory(tmp_path: Pa
 
 
 def test_a_run_imports_neither_spark_nor_pandas_nor_a_plotting_library() -> None:
-    code = "import sys, assets.definitions; print([m for m in ('pyspark', 'pandas', 'matplotlib') if m in sys.modules])"
+    code = (
+        "import sys, statekeeper.dagster; print([m for m in ('pyspark', 'pandas', 'matplotlib') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from statestore import switch_journal
-from statestore.storage import open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.storage import open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.edits import rows
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
@@ -86,7 +86,7 @@ def test_an_incomplete_edit_is_red_until_a_launch_completes_or_reverses_it(
 
     for end in ("ABORT", "APPLY"):
         with monkeypatch.context() as patched:
-            patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
+            patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
             result = launched(definitions, instance, **DELETE, do="APPLY", confirm_stopped=True)
         assert not result.success
         red = checks(result)["nothing_left_half_switched"]

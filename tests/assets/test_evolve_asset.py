@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import dagster as dg
 
-from statestore.binding import read_binding
-from statestore.storage import open_storage
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.storage import open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.evolved_roots import RENAME
 from tests.support.keyed_roots import KeyedRoot

@@ -11,21 +11,21 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets.checks import LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT, TAIL_IS_SHORT
-from assets.fleet_health import FleetFacts, last_clean, of_fleet
-from assets.partitions import REASON_TAG, STORE_SET
-from resources.fleet import FLEET_TAG
-from resources.worker import HOLDER_TAG, is_dead
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import health, lease
-from statestore.maintenance.audit import Finding, FindingKind, Severity
-from statestore.maintenance.config import Policies
-from statestore.maintenance.health import Health
-from statestore.origin import Origin
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import open_storage
+from statekeeper.assets.checks import LINEAGE_CHECKS, RETENTION_FLOOR_IS_KEPT, TAIL_IS_SHORT
+from statekeeper.assets.fleet_health import FleetFacts, last_clean, of_fleet
+from statekeeper.assets.partitions import REASON_TAG, STORE_SET
+from statekeeper.resources.fleet import FLEET_TAG
+from statekeeper.resources.worker import HOLDER_TAG, is_dead
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import health, lease
+from statekeeper.statestore.maintenance.audit import Finding, FindingKind, Severity
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.health import Health
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
 from tests.support.maintained_query import maintained_query

@@ -9,14 +9,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets.partitions import QUERY_SET
-from assets.schedules import mirror_queries
-from resources.fleet import Fleet
-from resources.worker import Worker
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.origin import Origin
-from statestore.storage import open_storage
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.assets.schedules import mirror_queries
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import checks, shown

@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from assets import pictures
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import audit, health, snapshot
-from statestore.maintenance.config import Policies
-from statestore.maintenance.health import Health
-from statestore.storage import open_storage
+from statekeeper.assets import pictures
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import audit, health, snapshot
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.health import Health
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 
 SHOWN_AT_ONCE = 1000

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.flights.job import Places
-from resources.launcher.platform import LOGS
-from statestore.format import names
+from statekeeper.pipelines.flights.job import Places
+from statekeeper.resources.launcher.platform import LOGS
+from statekeeper.statestore.format import names
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
 from tests.support.final_files import examine
@@ -33,7 +33,9 @@ def platform_of(configuration: Path, port: int | None = None) -> AbstractContext
     home = folder / "home"
     arguments = ("--config", str(configuration), "--home", str(home))
     environment = {"STATEKEEPER_HEALTH_CRON": "* * * * *"}
-    return running(folder, "resources.launcher.platform", *arguments, home=home, environment=environment, port=port)
+    return running(
+        folder, "statekeeper.resources.launcher.platform", *arguments, home=home, environment=environment, port=port
+    )
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_and_damage_is_red_
     platform.wait_for("the health of the fleet", lambda: platform.materializations("fleet_health"), 90)
 
 
-@pytest.mark.parametrize("module", ["resources.launcher.platform", "pipelines.flights.job"])
+@pytest.mark.parametrize("module", ["statekeeper.resources.launcher.platform", "statekeeper.pipelines.flights.job"])
 def test_a_port_in_use_is_reported_in_one_line_before_any_process_starts(
     configuration: Path, tmp_path: Path, module: str
 ) -> None:
@@ -110,7 +112,7 @@ def test_a_port_in_use_is_reported_in_one_line_before_any_process_starts(
         taken.listen()
         port = str(taken.getsockname()[1])
         of_platform = ["--config", str(configuration), "--home", str(folder)]
-        where = of_platform if module == "resources.launcher.platform" else ["--folder", str(folder)]
+        where = of_platform if module == "statekeeper.resources.launcher.platform" else ["--folder", str(folder)]
         done = subprocess.run(
             [sys.executable, "-m", module, *where, "--port", port],
             cwd=REPOSITORY,
@@ -262,7 +264,7 @@ def test_kills_during_the_flights_job_leave_no_stuck_run_and_correct_state(
     home = folder / "dagster"
     arguments = ("--folder", str(folder))
     killed = []
-    with running(tmp_path, "pipelines.flights.job", *arguments, home=home) as first:
+    with running(tmp_path, "statekeeper.pipelines.flights.job", *arguments, home=home) as first:
         maintained_since(first, 0)
         for victim in ("run", "webserver", "daemon", "code server") * 2:
             days = fed_days(folder)
@@ -275,12 +277,14 @@ def test_kills_during_the_flights_job_leave_no_stuck_run_and_correct_state(
         sessions = first.sessions()
         first.process.kill()
         assert_gone(sessions)
-    with running(tmp_path, "pipelines.flights.job", *arguments, home=home, port=first.port) as second:
+    with running(tmp_path, "statekeeper.pipelines.flights.job", *arguments, home=home, port=first.port) as second:
         maintained_since(second, time.time())
     days = fed_days(folder) + 2
     batches_of_a_run(folder, days, seconds=400)
     configuration = ("--config", str(folder / "statekeeper.toml"))
-    with running(tmp_path, "resources.launcher.platform", *configuration, "--home", str(home), home=home) as last:
+    with running(
+        tmp_path, "statekeeper.resources.launcher.platform", *configuration, "--home", str(home), home=home
+    ) as last:
         last.wait_for("an end of all runs", lambda: not at_work(last), 300)
         last.launch("flights")
         maintained_since(last, time.time())
@@ -298,7 +302,9 @@ def test_during_the_flights_job_tails_shorten_files_are_deleted_and_damage_is_re
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "flights"
-    with running(tmp_path, "pipelines.flights.job", "--folder", str(folder), home=folder / "dagster") as platform:
+    with running(
+        tmp_path, "statekeeper.pipelines.flights.job", "--folder", str(folder), home=folder / "dagster"
+    ) as platform:
         platform.wait_for("the first run", lambda: platform.runs(statuses=["SUCCESS"]), 180)
 
         def shortened_and_deleted() -> bool:

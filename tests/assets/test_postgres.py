@@ -16,9 +16,9 @@ from textwrap import dedent
 import dagster as dg
 import pytest
 
-from assets.partitions import QUERY_SET
-from statestore.format import names
-from statestore.storage import open_storage
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
 from tests.support.running import REPOSITORY, free_port, running, succeeded
@@ -132,7 +132,7 @@ def test_the_platform_runs_with_postgres_storage_and_a_root_in_a_bucket(
     flights.grow(9)
     configured = (home / "dagster.yaml").read_text()
     arguments = ("--config", str(configuration), "--home", str(home))
-    with running(tmp_path, "resources.launcher.platform", *arguments, home=home) as platform:
+    with running(tmp_path, "statekeeper.resources.launcher.platform", *arguments, home=home) as platform:
         (first,) = succeeded(platform)
         assert first["tags"]["dagster/sensor_name"] == "changelog_tail", "nobody asked for it but the sensor"
         (snapshot,) = platform.materializations("snapshot")

@@ -8,11 +8,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.binding import read_binding
-from statestore.format import names
-from statestore.format.file_sink import LOG
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import LOG
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.keyed_roots import KeyedRoot
@@ -102,7 +102,7 @@ def test_an_incomplete_rescale_is_red_until_a_launch_completes_or_reverses_it(
             return Fault.LOST_REPLY if request.kind in WRITES and "made-" in request.path else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
         result = launched(definitions, instance, partitions=5, do="APPLY", confirm_stopped=True)
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]

@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statestore.maintenance import passes
-from statestore.storage import open_storage
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import shown

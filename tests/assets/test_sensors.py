@@ -14,16 +14,16 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets import due, metadata
-from assets.due import Asked, Cursor
-from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
-from assets.sensors import changelog_tail, dead_runs, notify_on_failure
-from resources.fleet import FLEET_TAG, Fleet
-from resources.notifier import Notifier
-from resources.worker import HOLDER_TAG, Worker
-from statestore.clock import SystemClock
-from statestore.format import names
-from statestore.maintenance import lease
+from statekeeper.assets import due, metadata
+from statekeeper.assets.due import Asked, Cursor
+from statekeeper.assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
+from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_failure
+from statekeeper.resources.fleet import FLEET_TAG, Fleet
+from statekeeper.resources.notifier import Notifier
+from statekeeper.resources.worker import HOLDER_TAG, Worker
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import lease
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
 

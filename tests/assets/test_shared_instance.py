@@ -11,13 +11,13 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from assets.definitions import build
-from assets.due import Asked, Cursor, parse
-from assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
-from assets.schedules import mirror_queries, weekly_prune
-from assets.sensors import changelog_tail, dead_runs
-from resources.fleet import FLEET_TAG, Fleet
-from resources.worker import HOLDER_TAG, Worker, holder
+from statekeeper.assets.definitions import build
+from statekeeper.assets.due import Asked, Cursor, parse
+from statekeeper.assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
+from statekeeper.assets.schedules import mirror_queries, weekly_prune
+from statekeeper.assets.sensors import changelog_tail, dead_runs
+from statekeeper.resources.fleet import FLEET_TAG, Fleet
+from statekeeper.resources.worker import HOLDER_TAG, Worker, holder
 from tests.assets.conftest import grown
 from tests.support.maintainers import QUIET_SECONDS
 
@@ -104,7 +104,7 @@ def an_ended_run(instance: dg.DagsterInstance, name: str, **tags: str) -> str:
 def make_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all runs so far have ended a month ago: the process that prunes has a clock that is ahead."""
     ahead = datetime.now(UTC) + timedelta(days=30)
-    monkeypatch.setattr("assets.history.SystemClock.now_seconds", lambda _: ahead.timestamp())
+    monkeypatch.setattr("statekeeper.assets.history.SystemClock.now_seconds", lambda _: ahead.timestamp())
 
 
 def test_a_tick_deletes_no_partition_that_another_fleet_or_team_added(
@@ -187,8 +187,10 @@ def test_pruning_continues_after_a_page_of_runs_of_another_code_location(
 ) -> None:
     runs = [an_ended_run(instance, "maintain_query", **{FLEET_TAG: "orders"}) for _ in range(5)]
     foreign = set(runs[1:4])
-    monkeypatch.setattr("assets.history._AT_A_TIME", 2)
-    monkeypatch.setattr("assets.history._code_location", lambda run: "other" if run.run_id in foreign else None)
+    monkeypatch.setattr("statekeeper.assets.history._AT_A_TIME", 2)
+    monkeypatch.setattr(
+        "statekeeper.assets.history._code_location", lambda run: "other" if run.run_id in foreign else None
+    )
     make_old(monkeypatch)
     orders.prune(instance)
     assert {run for run in runs if instance.get_run_by_id(run) is not None} == foreign

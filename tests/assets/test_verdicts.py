@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.partitions import QUERY_SET
-from assets.verdicts import Red, verdict
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.assets.verdicts import Red, verdict
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
 

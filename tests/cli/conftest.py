@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 
 

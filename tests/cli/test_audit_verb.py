@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.errors import ObjectMissing
-from statestore.format import names
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.errors import ObjectMissing
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 
 

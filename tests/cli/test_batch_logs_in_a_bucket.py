@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.format import names
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.maintainers import MAINTAINER

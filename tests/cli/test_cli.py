@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from statestore.cli import main, tables
-from statestore.counts import counted
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main, tables
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run
 from tests.support.s3_server import S3Server
@@ -243,7 +243,14 @@ def test_snapshots_are_made_without_pandas(root: Path, checkpoint: Checkpoint) -
     """Its import takes longer than the command."""
     checkpoint.batch({b"long" * 50: b"1", b"long" * 40: b"2"}, {b"long" * 50: b"3"})
     tell = "import atexit, sys; atexit.register(lambda: print(sorted(sys.modules)))"
-    command = [sys.executable, "-c", f"{tell}; from statestore.cli import main; main()", "snapshot", root, "--all"]
+    command = [
+        sys.executable,
+        "-c",
+        f"{tell}; from statekeeper.statestore.cli import main; main()",
+        "snapshot",
+        root,
+        "--all",
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "2 taken" in shown
     assert "'numpy'" in shown

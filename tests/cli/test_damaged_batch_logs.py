@@ -11,9 +11,9 @@ import google_crc32c
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.format import batch_log, names
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.counted_state import SCHEMA, changes
 from tests.support.maintainers import MAINTAINER

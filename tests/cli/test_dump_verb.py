@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from click.testing import Result
 
-from statestore.errors import LocalStateDamaged
-from statestore.format import logs, names, operators
-from statestore.format.state_rows import encode_values
-from statestore.format.types import spark_schema_json
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.state_rows import encode_values
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run
 from tests.support.counted_state import SCHEMA, VALUE, changes, counts, key
@@ -184,7 +184,7 @@ def test_rows_are_shown_without_pandas(root: Path, checkpoint: Checkpoint) -> No
     """Its import takes longer than the command."""
     tell = "import atexit, sys; atexit.register(lambda: print('pandas' in sys.modules))"
     for verb in ("dump", "diff"):
-        command = [sys.executable, "-c", f"{tell}; from statestore.cli import main; main()", verb, root]
+        command = [sys.executable, "-c", f"{tell}; from statekeeper.statestore.cli import main; main()", verb, root]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "batch 2" in shown
         assert shown.endswith("False\n")
@@ -196,7 +196,7 @@ def test_an_output_error_is_not_reported_as_a_damaged_copy(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("statestore.cli.rows._write", full)
+    monkeypatch.setattr("statekeeper.statestore.cli.rows._write", full)
     result = run("dump", root, "--output", "jsonl")
     assert isinstance(result.exception, OSError)
     assert not isinstance(result.exception, LocalStateDamaged)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.clock import SystemClock
-from statestore.errors import RefusedAsUnsafe, RootHeld
-from statestore.format import names
-from statestore.maintenance import lease
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe, RootHeld
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import column
 from tests.support.structures import as_sparks

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.storage import open_storage
 from tests.support.rescales import all_rows
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked

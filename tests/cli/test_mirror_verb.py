@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.errors import MirrorStarted
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.origin import Origin
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.errors import MirrorStarted
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.maintenance.commands import with_name
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.maintenance.commands import with_name
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER

@@ -11,10 +11,10 @@ import deltalake
 import pyarrow as pa
 from click.testing import CliRunner, Result
 
-from statestore import catalog
-from statestore.cli import main
-from statestore.format import logs, names
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.storage import open_storage
 from tests.support.clones import own
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents

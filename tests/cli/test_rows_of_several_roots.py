@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import VersionNotLoadable
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
 from tests.support.counted_state import SCHEMA, changes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import shown_at_a_terminal, statekeeper
 from tests.support.counted_state import SCHEMA, changes

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.format.structure import Structure
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format.structure import Structure
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
 from tests.support.structures import as_sparks, without_ids

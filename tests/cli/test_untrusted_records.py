@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from statestore.format import names
-from statestore.format.savepoint_names import MANIFEST
-from statestore.storage import open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.savepoint_names import MANIFEST
+from statekeeper.statestore.storage import open_storage
 from tests.faults.fuzz.roots import Stage, made
 from tests.support.commands import statekeeper
 from tests.support.records import CONTROL, Leaf, leaves, replaced, with_all_records

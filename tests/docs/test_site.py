@@ -19,17 +19,17 @@ import click
 import dagster as dg
 import pytest
 
-import pipelines
-import statestore
-from assets.checks import check_of
-from assets.definitions import build
-from statestore.cli import main
-from statestore.cli.common import RenamedOption
-from statestore.durations import parse_duration
-from statestore.errors import StatekeeperError
-from statestore.format.sparks import Spark
-from statestore.maintenance import config
-from statestore.maintenance.audit import FindingKind
+import statekeeper.pipelines
+import statekeeper.statestore
+from statekeeper.assets.checks import check_of
+from statekeeper.assets.definitions import build
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.cli.common import RenamedOption
+from statekeeper.statestore.durations import parse_duration
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import config
+from statekeeper.statestore.maintenance.audit import FindingKind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -157,7 +157,7 @@ def test_each_error_is_listed_with_its_code_and_exit_code(site: Path, generate: 
     kinds = list(generate.error_classes())
     assert len(kinds) > 30
     for kind in kinds:
-        assert f"statestore.errors.{kind.__name__}" in page.anchors
+        assert f"statekeeper.statestore.errors.{kind.__name__}" in page.anchors
         assert f"{kind.code}, exit code {kind.exit_code}" in page.text
 
 
@@ -213,17 +213,17 @@ def test_a_default_is_shown_as_in_the_file(generate: ModuleType, seconds: float,
 
 def test_each_public_name_of_pipelines_is_documented(site: Path) -> None:
     page = _Page(site / "reference" / "pipelines.html")
-    assert {f"pipelines.{name}" for name in pipelines.__all__} <= page.anchors
+    assert {f"statekeeper.pipelines.{name}" for name in statekeeper.pipelines.__all__} <= page.anchors
 
 
 def test_each_public_name_of_statestore_is_documented(site: Path) -> None:
     pages = [_Page(site / "reference" / name) for name in ("statestore.html", "errors.html")]
     explained = {anchor for page in pages for anchor in page.anchors if anchor.startswith("statestore.")}
-    homes = [value for value in explained if value.rpartition(".")[2] in statestore.__all__]
-    assert {value.rpartition(".")[2] for value in homes} == set(statestore.__all__)
+    homes = [value for value in explained if value.rpartition(".")[2] in statekeeper.statestore.__all__]
+    assert {value.rpartition(".")[2] for value in homes} == set(statekeeper.statestore.__all__)
     for home in homes:
         module, _, name = home.rpartition(".")
-        assert getattr(importlib.import_module(module), name) is getattr(statestore, name)
+        assert getattr(importlib.import_module(module), name) is getattr(statekeeper.statestore, name)
 
 
 # -- commands in the text ----------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds
-from statestore.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import LocalStateDamaged
-from statestore.format.names import VersionId
-from statestore.lineage import LocalCopy
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.lineage import LocalCopy
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 ID = "6ad1c2f0-1111-4222-8333-444455556666"

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statestore.engine.key_range import FIRST_RESERVED_KEY
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits
-from statestore.errors import (
+from statekeeper.statestore.engine.key_range import FIRST_RESERVED_KEY
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits
+from statekeeper.statestore.errors import (
     CorruptFile,
     LocalDiskFull,
     LocalStateDamaged,
@@ -26,8 +26,8 @@ from statestore.errors import (
     StatekeeperError,
     UnsupportedType,
 )
-from statestore.format.names import EMPTY, VersionId
-from statestore.lineage import LocalCopy
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.lineage import LocalCopy
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(100)]

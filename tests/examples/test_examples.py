@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from examples import native_query, stateful_operator
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 from tests.support.s3_server import CREDENTIALS, S3Server
 from tests.support.streams import conf
 from tests.support.unpacked import unpacked

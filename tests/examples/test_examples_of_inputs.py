@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples import enrichment, join_of_streams
-from pipelines import OperatorHarness, StatefulQuery
+from statekeeper.pipelines import OperatorHarness, StatefulQuery
 
 ORDERS = pa.schema([("customer", pa.string()), ("id", pa.int64())])
 PAYMENTS = pa.schema([("customer", pa.string()), ("paid", pa.int64())])

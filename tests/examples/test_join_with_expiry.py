@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from examples.join_with_expiry import COLUMN, HOUR, INSTANT, OPERATOR
-from pipelines import DeltaSink, OperatorHarness, start
+from statekeeper.pipelines import DeltaSink, OperatorHarness, start
 from tests.support.streams import Seen, conf
 
 COLUMNS = {

@@ -22,12 +22,12 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 
-from pipelines import LogLayout, Writer
-from pipelines.flights import departures
-from pipelines.flights.feeder import Feeder
-from pipelines.flights.job import Places, run, start_query
-from pipelines.progress import BatchReport, Outcome, Phase
-from statestore.errors import StatekeeperError
+from statekeeper.pipelines import LogLayout, Writer
+from statekeeper.pipelines.flights import departures
+from statekeeper.pipelines.flights.feeder import Feeder
+from statekeeper.pipelines.flights.job import Places, run, start_query
+from statekeeper.pipelines.progress import BatchReport, Outcome, Phase
+from statekeeper.statestore.errors import StatekeeperError
 from tests.faults.kill_points import Point, Shot
 from tests.support.processes import any_lock_is_held, in_session, jvms, kill, python_workers
 

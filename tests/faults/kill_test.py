@@ -31,10 +31,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from pipelines import LogLayout
-from pipelines.flights.job import Places
-from pipelines.progress import Outcome
-from statestore.errors import SparkDied
+from statekeeper.pipelines import LogLayout
+from statekeeper.pipelines.flights.job import Places
+from statekeeper.pipelines.progress import Outcome
+from statekeeper.statestore.errors import SparkDied
 from tests.faults.disk_plot import draw
 from tests.faults.flights_under_fire import changelogs, commits_of_sinks
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots

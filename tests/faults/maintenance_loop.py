@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from statestore.errors import NotACheckpoint, RootHeld
-from statestore.format import names
+from statekeeper.statestore.errors import NotACheckpoint, RootHeld
+from statekeeper.statestore.format import names
 from tests.support.processes import in_session, kill
 
 RETAIN = 20
@@ -126,4 +126,4 @@ class MaintenanceLoop:
 
 
 def _command(verb: str) -> list[str]:
-    return [sys.executable, "-c", "from statestore.cli import main; main()", verb]
+    return [sys.executable, "-c", "from statekeeper.statestore.cli import main; main()", verb]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.errors import CorruptFile
-from statestore.format import batch_log, logs, names
-from statestore.format.batch_log import BatchLog
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.maintenance.retention import RetentionPlan
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import batch_log, logs, names
+from statekeeper.statestore.format.batch_log import BatchLog
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statekeeper.statestore.maintenance.retention import RetentionPlan
 from tests.support.memory import MemoryStorage
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from unittest import mock
 
-from statestore.chain import Chain
-from statestore.format.names import VersionId
-from statestore.maintenance import announcements
-from statestore.maintenance.retention import (
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance import announcements
+from statekeeper.statestore.maintenance.retention import (
     Deleted,
     DeletionOutcome,
     RetentionPolicy,
@@ -19,17 +19,17 @@ from statestore.maintenance.retention import (
     StoreVerdicts,
     facts,
 )
-from statestore.maintenance.retention.execute import MayDelete
-from statestore.maintenance.retention.facts import BatchLogFile
-from statestore.maintenance.retention.plan import Judge
-from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.maintenance.verification import Reads
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.maintenance.retention.execute import MayDelete
+from statekeeper.statestore.maintenance.retention.facts import BatchLogFile
+from statekeeper.statestore.maintenance.retention.plan import Judge
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.verification import Reads
+from statekeeper.statestore.storage import Entry, Storage
 from tests.faults.weather import Weather
 
 # The packages export functions of the same names.
 gathering, planning, deleting = (
-    import_module(f"statestore.maintenance.retention.{module}") for module in ("gather", "plan", "execute")
+    import_module(f"statekeeper.statestore.maintenance.retention.{module}") for module in ("gather", "plan", "execute")
 )
 
 

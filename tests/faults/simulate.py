@@ -22,7 +22,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from unittest import mock
 
-from statestore.storage import parallel
+from statekeeper.statestore.storage import parallel
 from tests.faults.promises import Lost, Untidy
 from tests.faults.protections import PROTECTIONS
 from tests.faults.simulated_actors import spawn_all

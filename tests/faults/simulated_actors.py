@@ -8,15 +8,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from statestore import catalog
-from statestore.errors import StatekeeperError, StorageError
-from statestore.format import batch_log, logs, names
-from statestore.format.batch_log import Place
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statestore.maintenance import lease, records, retention, runs, snapshot
-from statestore.storage import Storage
-from statestore.store import BatchLogPart, StateStore
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StatekeeperError, StorageError
+from statekeeper.statestore.format import batch_log, logs, names
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.maintenance import lease, records, retention, runs, snapshot
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store import BatchLogPart, StateStore
 from tests.faults.promises import Lost
 from tests.faults.simulated_world import UnderWay, World
 from tests.faults.turns import Actor, VirtualClock

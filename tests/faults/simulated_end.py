@@ -6,13 +6,13 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from statestore import catalog
-from statestore.format import batch_log, logs, names
-from statestore.format.batch_log import Place
-from statestore.format.names import EMPTY, StorePath
-from statestore.maintenance import lease, retention, snapshot
-from statestore.maintenance.announcements import LIFE_SECONDS
-from statestore.maintenance.retention import DeletionOutcome, RetentionPlan
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import batch_log, logs, names
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.maintenance import lease, retention, snapshot
+from statekeeper.statestore.maintenance.announcements import LIFE_SECONDS
+from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPlan
 from tests.faults.promises import Lost, Untidy
 from tests.faults.simulated_actors import require_right
 from tests.faults.simulated_world import World

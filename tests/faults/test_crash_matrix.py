@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore import digests
-from statestore.errors import StorageError
-from statestore.format.names import StoreFileKind, VersionId, parse_store_file
-from statestore.format.structure import Structure
-from statestore.storage import Storage
+from statekeeper.statestore import digests
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format.names import StoreFileKind, VersionId, parse_store_file
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import STORE, History, Host, changed, column
 from tests.support.snapshots import publish_snapshot

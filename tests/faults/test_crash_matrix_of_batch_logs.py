@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StorageError
-from statestore.format import batch_log
-from statestore.format.batch_log import Place
-from statestore.format.names import StorePath, VersionId
-from statestore.root import Done, Pending, StateRoot
-from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.storage.batch_logs import LoggedStorage
-from statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format import batch_log
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.root import Done, Pending, StateRoot
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage.batch_logs import LoggedStorage
+from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import column
 from tests.support.roots import IDS, QUERY, outer, wanted

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.errors import StorageError
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, retention, runs, snapshot
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, retention, runs, snapshot
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

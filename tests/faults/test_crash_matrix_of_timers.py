@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.batch_log import LogLayout
-from statestore.errors import StorageError
-from statestore.storage import Storage, open_storage
-from statestore.storage.batch_logs import LoggedStorage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage.batch_logs import LoggedStorage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.structures import held
 from tests.support.timed_root import STEADY, TimedJob, expected

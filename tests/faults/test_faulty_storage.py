@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import ObjectMissing, StorageError
-from statestore.storage import TEMP_FOLDER, Created, Kind, Storage
+from statekeeper.statestore.errors import ObjectMissing, StorageError
+from statekeeper.statestore.storage import TEMP_FOLDER, Created, Kind, Storage
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 
 DIES = [Fault.BEFORE, Fault.AFTER, Fault.TORN]

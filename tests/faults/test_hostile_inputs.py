@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from tests.faults.hostile import CASES
 
 TIMEOUT_SECONDS = 1200
@@ -42,7 +42,7 @@ def test_a_verb_without_memory_fails_with_a_message_and_no_traceback(tmp_path: P
         file.truncate(MOST_READ_BYTES)
     script = """
         import resource, sys
-        from statestore.cli import main
+        from statekeeper.statestore.cli import main
         from tests.faults.fuzz import dispatch
         dispatch.MEMORY_BYTES = 50 * 2**20
         dispatch.limit_memory()

@@ -10,8 +10,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from statestore.format.names import EMPTY, VersionId
-from statestore.storage import open_storage
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.storage import open_storage
 from tests.support.hosts import Host, State, changed
 from tests.support.processes import any_lock_is_held
 

@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.progress import Phase
-from statestore.storage import open_storage
+from statekeeper.pipelines.progress import Phase
+from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, Job, command_of, in_a_process, variant
 from tests.support.processes import in_session, kill
 from tests.support.twins import clean

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 
 COMMAND = Path(sys.executable).parent / "statekeeper"

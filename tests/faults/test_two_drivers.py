@@ -16,9 +16,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pipelines.progress import Phase
-from statestore.errors import StatekeeperError
-from statestore.storage import open_storage
+from statekeeper.pipelines.progress import Phase
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, ONE_JOB, V2, Job, command_of, variant
 from tests.support.processes import in_session, kill
 from tests.support.twins import clean

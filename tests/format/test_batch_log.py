@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format import batch_log, names
-from statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.format.names import StorePath, VersionId
 from tests.support.damage import flips, prefixes, value_or_error
 
 ATTEMPT = "6ad1f0c2-11aa-4c3d-9abc-0123456789ab"

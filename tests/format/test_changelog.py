@@ -15,12 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, LineageCeiling, RecordTooLarge, StatekeeperError, UnknownFormatVersion
-from statestore.format import changelog, compression
-from statestore.format.changelog import Header, Kind, read_changelog, read_header
-from statestore.format.changelog_writer import ChangelogWriter, lineage_bytes, lineage_json
-from statestore.format.java_io import UTF_LIMIT_BYTES, utf
-from statestore.format.names import VersionId
+from statekeeper.statestore.errors import (
+    CorruptFile,
+    LineageCeiling,
+    RecordTooLarge,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.format import changelog, compression
+from statekeeper.statestore.format.changelog import Header, Kind, read_changelog, read_header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter, lineage_bytes, lineage_json
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, utf
+from statekeeper.statestore.format.names import VersionId
 from tests.support.changelogs import Records, packed, written
 from tests.support.damage import flips, prefixes, value_or_error
 
@@ -312,8 +318,8 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     """4,000 records of 64 KiB of zeros: 1 MiB packed, 256 MiB plain."""
     script = textwrap.dedent("""
         import io, resource, pyarrow as pa
-        from statestore.format.changelog import Header, read_changelog
-        from statestore.format.changelog_writer import ChangelogWriter
+        from statekeeper.statestore.format.changelog import Header, read_changelog
+        from statekeeper.statestore.format.changelog_writer import ChangelogWriter
         sink = io.BytesIO()
         writer = ChangelogWriter(sink, Header(()))
         for number in range(4000):
@@ -331,7 +337,7 @@ def test_pages_of_a_mapped_changelog_are_released_after_reading(tmp_path: Path) 
     """96 MiB that cannot be packed."""
     script = textwrap.dedent("""
         import mmap, os, pathlib, sys
-        from statestore.format import compression
+        from statekeeper.statestore.format import compression
         path = pathlib.Path(sys.argv[1])
         with path.open("wb") as file:
             writer = compression.BlockWriter(file)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.checksum import Checksum, checksum, first_misfit, parse_sidecar
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.checksum import Checksum, checksum, first_misfit, parse_sidecar
 
 BODY = (
     b'{"algorithm":"CRC32C","value":%d,"mainFileSize":%d,"timestampMs":1795340280426,'

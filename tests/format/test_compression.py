@@ -19,10 +19,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, StatekeeperError
-from statestore.format.changelog import Header, read_changelog, read_header
-from statestore.format.compression import BlockWriter, blocks
-from statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.format.changelog import Header, read_changelog, read_header
+from statekeeper.statestore.format.compression import BlockWriter, blocks
+from statekeeper.statestore.format.unsafe_row import decode_rows
 from tests.support.damage import flips, prefixes, value_or_error
 from tests.support.sparks_changelogs import CODECS, VERSIONS, changelog_of, states
 
@@ -295,7 +295,7 @@ def test_headers_that_declare_large_sizes_take_little_memory() -> None:
 
 READER = textwrap.dedent("""
     import mmap, pathlib, sys
-    from statestore.format.compression import blocks
+    from statekeeper.statestore.format.compression import blocks
     def kib(field):
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field))

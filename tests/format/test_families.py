@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.families import Family, KeyEncoder, parse_families, plain_family, undescribed_prefix
-from statestore.format.family_rows import decode_keys, decode_rows_of, family_id
-from statestore.format.java_io import utf
-from statestore.format.plain_values import grouped, plain_rows
-from statestore.format.row_checksum import checksum
-from statestore.format.state_conf import StateConf
-from statestore.format.types import spark_schema_json
-from statestore.format.unsafe_row import encode_rows
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.families import Family, KeyEncoder, parse_families, plain_family, undescribed_prefix
+from statekeeper.statestore.format.family_rows import decode_keys, decode_rows_of, family_id
+from statekeeper.statestore.format.java_io import utf
+from statekeeper.statestore.format.plain_values import grouped, plain_rows
+from statekeeper.statestore.format.row_checksum import checksum
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.format.unsafe_row import encode_rows
 from tests.support.damage import flips, prefixes, value_or_error
 from tests.support.dumped import expected, shown
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import OpenStore, Pairs, contents_at, layout, opened
-from statestore.format.families import Family, KeyEncoder
-from statestore.format.family_encode import encode_keys, encode_values
-from statestore.format.family_rows import decode_keys, decode_rows_of
-from statestore.format.state_conf import StateConf
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import OpenStore, Pairs, contents_at, layout, opened
+from statekeeper.statestore.format.families import Family, KeyEncoder
+from statekeeper.statestore.format.family_encode import encode_keys, encode_values
+from statekeeper.statestore.format.family_rows import decode_keys, decode_rows_of
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.storage import open_storage
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"

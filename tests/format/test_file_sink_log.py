@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
-from statestore.format.file_sink import LOG, LogEntry, NextEntry, kept_entries, next_entry, parse_entry, require_entry
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.format.file_sink import (
+    LOG,
+    LogEntry,
+    NextEntry,
+    kept_entries,
+    next_entry,
+    parse_entry,
+    require_entry,
+)
 
 URL = "s3://bucket/output"
 

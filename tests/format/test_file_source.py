@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.format import file_source
-from statestore.format.file_source import Positions
-from statestore.format.logs import OffsetLog
+from statekeeper.statestore.format import file_source
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.logs import OffsetLog
 
 KAFKA = '{"topic":{"0":7}}'
 

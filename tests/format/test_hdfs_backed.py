@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, RecordTooLarge, StatekeeperError, UnknownFormatVersion
-from statestore.format import changelog, compression, hdfs_backed
-from statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.errors import CorruptFile, RecordTooLarge, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format import changelog, compression, hdfs_backed
+from statekeeper.statestore.format.unsafe_row import decode_rows
 from tests.support.changelogs import Records, packed
 from tests.support.damage import flips, prefixes, value_or_error
 from tests.support.hdfs_files import CODECS, VERSIONS, delta_of, snapshots_of, states

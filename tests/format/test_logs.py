@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format.logs import (
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.logs import (
     CommitLog,
     OffsetLog,
     encode_commit,

@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile
-from statestore.format.compression import BlockWriter, blocks
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.compression import BlockWriter, blocks
 from tests.support.damage import flips, prefixes, value_or_error
 
 END = b"LZ4Block" + bytes([0x15]) + bytes(12)

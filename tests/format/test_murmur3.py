@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statestore.errors import UnsupportedType
-from statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from tests.support.typed_tables import floats_of_bits
 
 STRUCT = pa.struct([("a", pa.string()), ("b", pa.int64())])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.format import names, names_in_spark
-from statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
-from statestore.format.provider import Provider
+from statekeeper.statestore.format import names, names_in_spark
+from statekeeper.statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
 
 ID = "6ad1c2f0-1111-4222-8333-444455556666"
 versions = st.builds(VersionId, st.integers(0, 10**9), st.none() | st.uuids().map(str))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.java_io import utf
-from statestore.format.operators import (
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.java_io import utf
+from statekeeper.statestore.format.operators import (
     OperatorMetadata,
     StoreInfo,
     encode_operator,

@@ -9,13 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statestore.errors import CorruptFile, RefusedAsUnsafe, UnknownPartitioning
-from statestore.format.families import Family, KeyEncoder
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import StorePath
-from statestore.format.partition_keys import PartitionColumns, key_hashes, partition_rules, require_partition
-from statestore.format.state_conf import StateConf
-from statestore.format.unsafe_row import encode_rows
+from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe, UnknownPartitioning
+from statekeeper.statestore.format.families import Family, KeyEncoder
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.partition_keys import (
+    PartitionColumns,
+    key_hashes,
+    partition_rules,
+    require_partition,
+)
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.unsafe_row import encode_rows
 
 STORE = StorePath(3, 1)
 CONF = StateConf()

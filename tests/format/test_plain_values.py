@@ -9,7 +9,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from statestore.format.plain_values import plain_rows, unique_names
+from statekeeper.statestore.format.plain_values import plain_rows, unique_names
 
 AT = dt.datetime(2026, 3, 1, 12, 30, 0, 5, tzinfo=dt.UTC)
 

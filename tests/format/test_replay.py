@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statestore.format import changelog, replay
-from statestore.format.replay import Window
+from statekeeper.statestore.format import changelog, replay
+from statekeeper.statestore.format.replay import Window
 from tests.support.changelogs import Records, changes_of, one_by_one
 
 PLENTY = 1 << 40

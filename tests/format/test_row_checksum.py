@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.errors import CorruptFile
-from statestore.format.changelog import Changes, Kind, read_changelog
-from statestore.format.java_io import utf
-from statestore.format.row_checksum import verified
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.changelog import Changes, Kind, read_changelog
+from statekeeper.statestore.format.java_io import utf
+from statekeeper.statestore.format.row_checksum import verified
 from tests.support.changelogs import packed
 
 # Written by Spark 4.2.0, behind the header: key `kk`, then a merge, a deletion of `zz`, a deleted range of `a` to `b`.

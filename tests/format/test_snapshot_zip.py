@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format.names import VersionId
-from statestore.format.snapshot import (
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.snapshot import (
     MAX_UNPACKED_BYTES,
     Snapshot,
     SnapshotMetadata,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.logs import parse_offsets
-from statestore.format.sparks import Spark, with_checksums, writers
+from statekeeper.statestore.format.logs import parse_offsets
+from statekeeper.statestore.format.sparks import Spark, with_checksums, writers
 
 LOGS: dict[str, str] = json.loads((Path(__file__).parents[1] / "fixtures" / "offset_logs.json").read_text())
 

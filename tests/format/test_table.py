@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Options, SstFileWriter
 
-from statestore.errors import CorruptFile
-from statestore.format.table import FOOTER_BYTES, NotVerified, require_whole
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.table import FOOTER_BYTES, NotVerified, require_whole
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
 PADDING_BYTES = 40

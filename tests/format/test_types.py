@@ -7,8 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from statestore.errors import CorruptFile, UnsupportedType
-from statestore.format.types import arrow_schema, check_supported, spark_schema_json
+from statekeeper.statestore.errors import CorruptFile, UnsupportedType
+from statekeeper.statestore.format.types import arrow_schema, check_supported, spark_schema_json
 
 ALL = pa.schema(
     [

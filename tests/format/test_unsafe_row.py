@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statestore.errors import CorruptFile, SchemaMismatch, UnsupportedType
-from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
+from statekeeper.statestore.errors import CorruptFile, SchemaMismatch, UnsupportedType
+from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 from tests.support.typed_tables import (
     FLOATS,
     floats_of_bits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.format.untrusted import parsed_json
+from statekeeper.statestore.format.untrusted import parsed_json
 
 
 @pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "a\\ud83d\\u0020b"])

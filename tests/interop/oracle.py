@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from pipelines.session import spark_session
-from statestore import catalog
-from statestore.errors import StatekeeperError
-from statestore.maintenance import audit
-from statestore.storage import open_storage
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import open_storage
 from tests.fixtures.write_checkpoints import FOLDER as FIXTURES
 from tests.fixtures.write_checkpoints import FORMS
 from tests.interop import damages

@@ -23,11 +23,11 @@ from pathlib import Path
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from pipelines.session import spark_session
-from statestore import catalog
-from statestore.chain import look_at_snapshot
-from statestore.cli import main as command
-from statestore.storage import open_storage
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore import catalog
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.cli import main as command
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
 
 PARTITIONS = 4

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import audit
-from statestore.maintenance.audit import FindingKind
-from statestore.storage import open_storage
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.support.native_queries import LOG, archive_a_log

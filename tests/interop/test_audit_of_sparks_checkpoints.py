@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.format.names import StorePath
-from statestore.maintenance.audit import FindingKind, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark

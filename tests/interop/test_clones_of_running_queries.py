@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import OPERATORS, NativeQuery, state
 from tests.support.twins import clean, statekeeper
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import DEFAULT_PROVIDER, HERE, ON_DEFAULT_PROVIDER, OPERATORS, NativeQuery, state
 from tests.support.twins import clean, statekeeper, take_wrong_snapshots
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.conversions import BOTH, convert, of
 from tests.support.native import OPERATORS, NativeQuery, state
 from tests.support.twins import clean, forgetful, without

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.changelog import Kind, read_changelog
-from statestore.maintenance import audit
-from statestore.storage import open_storage
+from statekeeper.statestore.format.changelog import Kind, read_changelog
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery
 from tests.support.twins import statekeeper

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from statestore.cli import main
-from statestore.engine.rocks import Database
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.engine.rocks import Database
 from tests.support.dumped import Row, dumped, expected, shown
 from tests.support.native import (
     DEFAULT_PROVIDER,

@@ -9,9 +9,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import HERE, OPERATORS, NativeQuery, Operator, state
 from tests.support.poison import BEFORE, POISON, by_key, without_poison
 from tests.support.twins import clean, statekeeper

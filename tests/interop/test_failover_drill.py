@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.structure import Structure
 from tests.support.native import ONLY_CHANGELOGS, configured
 from tests.support.twins import statekeeper
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.file_sink import EMPTY, LOG
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.file_sink import EMPTY, LOG
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.file_queries import file_query
 from tests.support.twins import clean, rescale, statekeeper
 

@@ -9,10 +9,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.file_sink import INTERVAL_CONF, LOG
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.file_sink import INTERVAL_CONF, LOG
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.file_queries import FileQuery, file_query
 from tests.support.native import state
 from tests.support.repairs import contents

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.clock import SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.structure import Structure
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import PreparedRetention, retention
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import PreparedRetention, retention
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import open_storage
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import OPERATORS, STATE_STORE, NativeQuery, state
 from tests.support.twins import clean, statekeeper

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.clock import RandomIds
-from statestore.format.structure import Structure
-from statestore.storage import TEMP_FOLDER, open_storage
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
 from tests.support import remote_queries
 from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import FORMAT, OPERATORS

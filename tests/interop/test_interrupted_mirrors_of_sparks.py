@@ -11,10 +11,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.mirrors import mirrored
 from tests.support.native import OPERATORS, NativeQuery, state

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support import twins
 from tests.support.kryo_query import OPERATOR, KryoQuery, load_class
 from tests.support.native import DEFAULT_PROVIDER, state, views_as_json

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.loads import savepoint
 from tests.support.native import HERE, OPERATORS, NativeQuery, state
 from tests.support.twins import SHUFFLE_PARTITIONS, clean, forgetful, statekeeper

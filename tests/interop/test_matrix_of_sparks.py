@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.sparks import Spark
+from statekeeper.statestore.format.sparks import Spark
 from tests.interop.sparks import results
 from tests.interop.sparks.cases import Kind, all_cases
 from tests.interop.sparks.remote import MINORS

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.format import file_source, names
-from statestore.format.logs import parse_offsets
-from statestore.storage import open_storage
+from statekeeper.statestore.format import file_source, names
+from statekeeper.statestore.format.logs import parse_offsets
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import ONLY_CHANGELOGS, configured
 from tests.support.twins import statekeeper
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.format import names
-from statestore.format.logs import parse_offsets
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import parse_offsets
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.interop.sparks.remote import ENVIRONMENTS, RemoteQuery, Sparks, state
 from tests.support.twins import clean, statekeeper
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.maintenance.audit import FindingKind, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.interop.oracle import CLEAN, FINDING, Oracle, asked, table
 from tests.support.native import FORMAT, OPERATORS, NativeQuery, state
 from tests.support.twins import statekeeper

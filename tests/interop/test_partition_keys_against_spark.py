@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import Contents, contents_at, layout, opened
-from statestore.errors import UnknownPartitioning
-from statestore.format.names import StorePath
-from statestore.format.partition_keys import PartitionColumns, key_hashes, require_partition
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import Contents, contents_at, layout, opened
+from statekeeper.statestore.errors import UnknownPartitioning
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.partition_keys import PartitionColumns, key_hashes, require_partition
+from statekeeper.statestore.storage import open_storage
 from tests.support.keyed_operators import KEYED
 from tests.support.native import FORMAT, NativeQuery, Operator
 from tests.support.placed_rows import placed_rows, rules_of

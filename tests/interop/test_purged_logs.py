@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format import names
-from statestore.maintenance.audit import FindingKind
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import ENVIRONMENTS, MINORS, RemoteQuery, Sparks
 from tests.support import twins

@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore.format.names import parse_store_path
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format.names import parse_store_path
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.native import FORMAT, OPERATORS, NativeQuery, rows
 from tests.support.native_queries import held
 from tests.support.twins import changelogs, statekeeper

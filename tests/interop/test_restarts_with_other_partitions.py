@@ -13,13 +13,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format import names
-from statestore.format.logs import parse_offsets
-from statestore.format.structure import Structure
-from statestore.maintenance import audit
-from statestore.maintenance.audit import FindingKind
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import parse_offsets
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import OPERATORS, NativeQuery, state
 from tests.support.twins import SHUFFLE_PARTITIONS, clean, rescale, statekeeper, switch, without
 

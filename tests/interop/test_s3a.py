@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.clock import RandomIds
-from statestore.format.structure import Structure
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.format.structure import Structure
 from tests.support import remote_queries
 from tests.support.native import FORMAT, OPERATORS
 from tests.support.s3_server import S3Server

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.maintenance.savepoints import Tables
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import expected, shown
 from tests.support.native import HERE, OPERATORS, NativeQuery, views_as_json
 from tests.support.savepoints import manifest, rows_of, saved, table

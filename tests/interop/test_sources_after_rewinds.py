@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.maintenance.rewind.sources import kafka
-from statestore.maintenance.rewind.sources.data import KafkaOffsets
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewind.sources import kafka
+from statekeeper.statestore.maintenance.rewind.sources.data import KafkaOffsets
 from tests.support.commands import statekeeper
 from tests.support.kafka_server import KafkaServer
 from tests.support.native import ONLY_CHANGELOGS, configured

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT
 from tests.support.switching import structure_of
 from tests.support.twins import statekeeper
@@ -30,7 +30,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.provider import PROVIDER, Provider
 from tests.support.native import OPERATORS, NativeQuery, state
 
 folder, batches, done, confs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])

@@ -11,11 +11,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines.operator import StatefulOperator, Update
-from statestore.clock import RandomIds, SystemClock
-from statestore.lineage import BaseKind
-from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
-from statestore.storage import open_storage
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
+from statekeeper.statestore.storage import open_storage
 from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from pipelines import DeltaSink, NoSink
-from pipelines.flights import departures as source
-from pipelines.flights import job
-from pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines import DeltaSink, NoSink
+from statekeeper.pipelines.flights import departures as source
+from statekeeper.pipelines.flights import job
+from statekeeper.pipelines.operator import StatefulOperator, Update
 from tests.support import flights_in_pandas
 from tests.support.sparks_reader import state_frame
 from tests.support.streams import Stream

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from statestore.cli import main
-from statestore.format import logs, names
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance.audit import Audit, Finding, FindingKind, Severity, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.audit import Audit, Finding, FindingKind, Severity, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.support.twins import statekeeper
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.maintenance.audit import Severity, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore.maintenance.audit import Severity, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.interop.oracle import FAILS, OTHER, Twin
 from tests.support.damage import LOST_LOGS, REPAIRED, deleted
 from tests.support.twins import statekeeper

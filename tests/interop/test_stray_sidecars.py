@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore import catalog
-from statestore.format import names
-from statestore.maintenance import audit
-from statestore.maintenance.audit import FindingKind, Severity
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
 from tests.support.twins import statekeeper, take_snapshots
 

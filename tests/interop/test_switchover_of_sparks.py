@@ -12,12 +12,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, runs, switchover
-from statestore.maintenance.switchover import Machine
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, runs, switchover
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
 from tests.support.native_queries import switched

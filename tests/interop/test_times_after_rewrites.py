@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.expiring_query import HOUR_MS, OPERATOR, SOON_MS
 from tests.support.loads import savepoint

@@ -13,8 +13,8 @@ from _pytest.mark import ParameterSet
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from statestore.cli import main
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.storage import open_storage
 from tests.support import twins
 from tests.support.native import (
     CHANGELOGS,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from statestore.format.types import arrow_schema, spark_schema_json
-from statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
+from statekeeper.statestore.format.types import arrow_schema, spark_schema_json
+from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 from tests.support.typed_tables import INTEGERS, fields, floats_of_bits, nested_floats, tables, types, values
 
 pytestmark = pytest.mark.spark

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.corrected import BEFORE, LOST, WRONG, right, wrong
 from tests.support.dumped import dumped
 from tests.support.edits import row_table

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import LocalStateDamaged
-from statestore.format.names import EMPTY
-from statestore.loading.changelogs import Changelogs
-from statestore.loading.loader import AHEAD
-from statestore.storage import open_storage
-from statestore.store_limits import StoreLimits
+from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.loading.changelogs import Changelogs
+from statekeeper.statestore.loading.loader import AHEAD
+from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.hosts import STORE, Changes, History, Host, State, changed, column
 
 TABLES_TO_MERGE = 8
@@ -68,7 +68,7 @@ def test_the_copy_advances_only_beyond_each_limit(host: Host, limit: str, value:
 
 
 def plain_pieces(host: Host, version: object) -> list[int]:
-    from statestore.format.changelog import read_changelog
+    from statekeeper.statestore.format.changelog import read_changelog
     from tests.support.hosts import STORE
 
     data = host.storage.read(STORE.changelog(version))  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.structure import Structure
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.s3_server import S3Server
 from tests.support.structures import as_sparks, without_ids

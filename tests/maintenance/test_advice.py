@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.maintenance import snapshot
-from statestore.maintenance.advice import Advice, advice
-from statestore.maintenance.config import Mode
-from statestore.maintenance.history import History
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.advice import Advice, advice
+from statekeeper.statestore.maintenance.config import Mode
+from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.snapshots import with_a_table_of_its_own

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, ObjectMissing, VersionNotLoadable
-from statestore.format import batch_log, names
-from statestore.maintenance import audit, lease, repair, retention, undo, unpack
-from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Entry, Storage, StorageSpec, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, VersionNotLoadable
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.maintenance import audit, lease, repair, retention, undo, unpack
+from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.storage import Entry, Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import take
 

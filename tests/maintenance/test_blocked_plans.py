@@ -17,18 +17,18 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets.launches import for_launchpad
-from resources.fleet import Fleet
-from resources.worker import Worker
-from statestore import catalog
-from statestore.cli import main
-from statestore.errors import StatekeeperError
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.commands import with_name
-from statestore.maintenance.evolution import parse_changes
-from statestore.maintenance.rewrites import Rescale
-from statestore.storage import open_storage
+from statekeeper.assets.launches import for_launchpad
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore import catalog
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.commands import with_name
+from statekeeper.statestore.maintenance.evolution import parse_changes
+from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.storage import open_storage
 from tests.support import edits, evolved_roots, loads
 from tests.support.entry_points import (
     HALF_SWITCHED,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore import binding, catalog
-from statestore.cli import main
-from statestore.clock import RandomIds
-from statestore.errors import (
+from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
     ForeignRoot,
@@ -21,10 +21,10 @@ from statestore.errors import (
     RefusedAsUnsafe,
     StatekeeperError,
 )
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, outer
 from tests.support.clones import FULL, cloned, made, own

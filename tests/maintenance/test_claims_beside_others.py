@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from statestore import binding
-from statestore.errors import MirrorStarted, RefusedAsUnsafe, StatekeeperError, StorageError
-from statestore.format import names
-from statestore.maintenance import passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import binding
+from statekeeper.statestore.errors import MirrorStarted, RefusedAsUnsafe, StatekeeperError, StorageError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, execute_claim, outer, planned_claim
 from tests.support.clones import FULL, cloned, own

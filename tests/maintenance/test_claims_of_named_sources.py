@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import logs, names
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.storage import open_storage
 from tests.support.claims import claimed
 from tests.support.clones import own
 from tests.support.file_sources import read_up_to

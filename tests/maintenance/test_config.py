@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore.durations import parse_duration
-from statestore.errors import BadConfiguration
-from statestore.maintenance.config import Configuration, Mode, Policies, load
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.origin import Origin
-from statestore.query_metrics import Prices
-from statestore.storage import StorageSpec
+from statekeeper.statestore.durations import parse_duration
+from statekeeper.statestore.errors import BadConfiguration
+from statekeeper.statestore.maintenance.config import Configuration, Mode, Policies, load
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.storage import StorageSpec
 
 
 def written(folder: Path, text: str) -> Path:

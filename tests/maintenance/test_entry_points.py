@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.config import Policies
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.entry_points import (
     HALF_SWITCHED,

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
-from statestore.format import logs, names, operators
-from statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.changelogs import changelog_with_families
 from tests.support.snapshots import publish_snapshot
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.engine import scratch
-from statestore.errors import LocalDiskFull
-from statestore.maintenance import lease
-from statestore.storage import open_storage
+from statekeeper.statestore.engine import scratch
+from statekeeper.statestore.errors import LocalDiskFull
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.storage import open_storage
 from tests.faults.fuzz.roots import Stage, made
 from tests.support.commands import statekeeper
 from tests.support.mounts import fill, small_disk

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import history
-from statestore.maintenance.history_records import (
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import history
+from statekeeper.statestore.maintenance.history_records import (
     DeletedFiles,
     FailedRun,
     FailedSnapshot,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import records, retention, runs, snapshot
-from statestore.maintenance.history import History
-from statestore.maintenance.history_records import PlannedSnapshot
-from statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import records, retention, runs, snapshot
+from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.maintenance.history_records import PlannedSnapshot
+from statekeeper.statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
 

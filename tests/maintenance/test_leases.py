@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
-from statestore.format import names, savepoint_names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, liveness, passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.rewrites import Rescale
-from statestore.storage import Entry, Storage, open_storage
-from statestore.storage.base import Created, Location
-from statestore.storage.forwarding import ForwardingStorage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, liveness, passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.storage import Entry, Storage, open_storage
+from statekeeper.statestore.storage.base import Created, Location
+from statekeeper.statestore.storage.forwarding import ForwardingStorage
 from tests.faults.fuzz.roots import Stage, made
 from tests.support import edits
 from tests.support.clocks import SleeplessClock

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, RefusedAsUnsafe
-from statestore.format import names
-from statestore.maintenance import health, passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import health, passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
 POLICIES = Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=3, grace_seconds=0.0))

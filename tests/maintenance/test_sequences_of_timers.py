@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.batch_log import LogLayout
-from statestore import catalog
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.storage import Storage, open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import claims, repairs
 from tests.support.audits import audited
 from tests.support.clones import cloned

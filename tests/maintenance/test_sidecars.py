@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.maintenance import audit, repair, retention, runs, snapshot
-from statestore.maintenance.audit import AuditPolicy, FindingKind, Severity
-from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.repair import Quarantine, RepairReason
-from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
-from statestore.maintenance.snapshot import SkipReason, SnapshotPolicy
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import audit, repair, retention, runs, snapshot
+from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind, Severity
+from statekeeper.statestore.maintenance.bad_snapshots import DeepRead
+from statekeeper.statestore.maintenance.repair import Quarantine, RepairReason
+from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SkipReason, SnapshotPolicy
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.structures import as_sparks
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore import lineage_ceiling
-from statestore.errors import (
+from statekeeper.statestore import lineage_ceiling
+from statekeeper.statestore.errors import (
     BadConfiguration,
     CorruptFile,
     LineageCeiling,
@@ -20,19 +20,19 @@ from statestore.errors import (
     UnsupportedType,
     VersionNotLoadable,
 )
-from statestore.format import batch_log, limits, names, untrusted
-from statestore.format import snapshot as snapshots
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile
-from statestore.format.structure import Structure
-from statestore.format.types import MOST_LEVELS, arrow_schema, spark_schema_json
-from statestore.lineage import MOST_REPLAYED
-from statestore.maintenance import audit
-from statestore.maintenance.audit import judge
-from statestore.maintenance.config import bytes_of_mib, load, with_options_of
-from statestore.maintenance.rewrites.hdfs_snapshots import NewFiles
-from statestore.storage import SizeLimits, StorageSpec, open_storage
+from statekeeper.statestore.format import batch_log, limits, names, untrusted
+from statekeeper.statestore.format import snapshot as snapshots
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.types import MOST_LEVELS, arrow_schema, spark_schema_json
+from statekeeper.statestore.lineage import MOST_REPLAYED
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import judge
+from statekeeper.statestore.maintenance.config import bytes_of_mib, load, with_options_of
+from statekeeper.statestore.maintenance.rewrites.hdfs_snapshots import NewFiles
+from statekeeper.statestore.storage import SizeLimits, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run, statekeeper
 from tests.support.hosts import Host, column

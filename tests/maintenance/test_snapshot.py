@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import read_snapshot
-from statestore.format.sparks import Spark
-from statestore.maintenance.history import History
-from statestore.maintenance.snapshot import (
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.maintenance.snapshot import (
     MEMORY_BYTES,
     REPLAY_BYTES_PER_SECOND,
     Published,
@@ -32,8 +32,8 @@ from statestore.maintenance.snapshot import (
     gather,
     plan,
 )
-from statestore.origin import Origin
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import column

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statestore.format.names import StorePath, VersionId
-from statestore.lineage import BaseKind, LoadPlan
-from statestore.maintenance.snapshot import (
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.lineage import BaseKind, LoadPlan
+from statekeeper.statestore.maintenance.snapshot import (
     SkipReason,
     SnapshotFacts,
     SnapshotPolicy,
@@ -14,7 +14,7 @@ from statestore.maintenance.snapshot import (
     StoreSnapshotFacts,
     plan,
 )
-from statestore.origin import Origin
+from statekeeper.statestore.origin import Origin
 
 
 def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:

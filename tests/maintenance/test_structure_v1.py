@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog, contents
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import VersionNotLoadable
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance import audit, lease, retention, snapshot
-from statestore.maintenance.audit import AuditPolicy, FindingKind
-from statestore.maintenance.retention import RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, contents
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit, lease, retention, snapshot
+from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind
+from statekeeper.statestore.maintenance.retention import RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
 POLICY = RetentionPolicy(versions=3, grace_seconds=0)

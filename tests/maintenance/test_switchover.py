@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.rocks import Database
-from statestore.errors import CorruptFile, RefusedAsUnsafe, RootHeld
-from statestore.format import logs, names
-from statestore.format.names import StoreFile, StorePath, VersionId
-from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance import audit, lease, retention, runs, switchover
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.switchover import Machine, Source, SwitchPhase, rewrite
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe, RootHeld
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StoreFile, StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit, lease, retention, runs, switchover
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.switchover import Machine, Source, SwitchPhase, rewrite
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault
 from tests.support.structures import without_ids

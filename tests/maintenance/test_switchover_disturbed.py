@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance import audit, lease, passes, retention, runs, snapshot, switchover
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.switchover import Machine
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit, lease, passes, retention, runs, snapshot, switchover
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix

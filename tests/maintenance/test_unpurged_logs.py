@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.commit_log import CommitLog
-from statestore.errors import StatekeeperError
-from statestore.format import logs, names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance import audit, retention, snapshot
-from statestore.maintenance.audit import AuditPolicy, commits
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.origin import Origin
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.commit_log import CommitLog
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit, retention, snapshot
+from statekeeper.statestore.maintenance.audit import AuditPolicy, commits
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
 FIRST = 12

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, parse_offsets
-from statestore.maintenance import copies, rewind
-from statestore.maintenance.audit import FindingKind, Severity, gather, judge
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, parse_offsets
+from statekeeper.statestore.maintenance import copies, rewind
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity, gather, judge
+from statekeeper.statestore.storage import open_storage
 from tests.support.commands import statekeeper
 from tests.support.damage import LOST_LOGS, REPAIRED, cut, deleted
 from tests.support.dumped import dumped

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.format.structure import Structure
-from statestore.maintenance import retention, runs, snapshot
-from statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import retention, runs, snapshot
+from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0)

@@ -70,7 +70,7 @@ def test_the_wheel_contains_the_license_and_typed_packages(wheel: Path) -> None:
 def test_the_installed_command_prints_its_version(environment: Path) -> None:
     for command in (
         [environment / "bin" / "statekeeper", "--version"],
-        [environment / "bin" / "python", "-m", "statestore", "--version"],
+        [environment / "bin" / "python", "-m", "statekeeper", "--version"],
     ):
         done = _run(command, environment)
         assert done.returncode == 0, done.stderr

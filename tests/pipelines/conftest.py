@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.structure import Structure
 from tests.support.adding_operator import ROWS
 from tests.support.counting import ONE_JOB, V1, V2, Job, variant
 from tests.support.streams import Stream

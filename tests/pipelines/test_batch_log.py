@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
-from pipelines.batch_log import LogLayout
-from pipelines.progress import Outcome, Phase
-from pipelines.task import _worker_storage
-from statestore.attempts import metrics_at
-from statestore.binding import read_binding
-from statestore.engine.sweep import SweepLimits
-from statestore.format import batch_log, names
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.pipelines.task import _worker_storage
+from statekeeper.statestore.attempts import metrics_at
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

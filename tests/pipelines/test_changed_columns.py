@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines import ColumnMapping, DeltaSink, Ttl, Update, planned_changes
-from pipelines.batch_log import LogLayout
-from pipelines.operator import StatefulOperator
-from pipelines.progress import Phase
-from statestore.errors import ObjectMissing, SchemaMismatch
-from statestore.format.structure import Structure
+from statekeeper.pipelines import ColumnMapping, DeltaSink, Ttl, Update, planned_changes
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.progress import Phase
+from statekeeper.statestore.errors import ObjectMissing, SchemaMismatch
+from statekeeper.statestore.format.structure import Structure
 from tests.support.adding_operator import OUTPUT, ROWS, STATE, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream
 from tests.support.twins import statekeeper

@@ -17,11 +17,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from pipelines import DeltaSink
-from pipelines.file_statistics import FileStatistics
-from pipelines.sinks import Writer
-from statestore.clock import RandomIds
-from statestore.errors import BadConfiguration, SchemaMismatch, StorageError, UnsupportedTable, WrongResult
+from statekeeper.pipelines import DeltaSink
+from statekeeper.pipelines.file_statistics import FileStatistics
+from statekeeper.pipelines.sinks import Writer
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import BadConfiguration, SchemaMismatch, StorageError, UnsupportedTable, WrongResult
 from tests.support.task_files import SIMPLE, attempt, simple, written
 
 UTC = dt.UTC

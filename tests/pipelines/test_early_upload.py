@@ -10,24 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.assignments import Assignments
-from pipelines.batch_log import LogLayout, part_of
-from pipelines.operator import Pieces, StatefulOperator, Update
-from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.progress import BatchReport, Outcome
-from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import Task, TaskPlan, Worker
-from pipelines.task_outputs import TaskOutputs
-from statestore.batch_times import BatchTimes
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.sweep import SweepLimits
-from statestore.format.names import EMPTY, StorePath
-from statestore.format.state_rows import decode_values
-from statestore.format.structure import Structure
-from statestore.query_metrics import QueryMetrics
-from statestore.storage import TEMP_FOLDER, StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.batch_log import LogLayout, part_of
+from statekeeper.pipelines.operator import Pieces, StatefulOperator, Update
+from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.progress import BatchReport, Outcome
+from statekeeper.pipelines.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.task import Task, TaskPlan, Worker
+from statekeeper.pipelines.task_outputs import TaskOutputs
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.state_rows import decode_values
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.storage import TEMP_FOLDER, StorageSpec, open_storage
+from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.s3_server import S3Server, Wire
 
 PART_BYTES = 64 * 1024

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from pipelines.batch_log import LogLayout
-from pipelines.progress import Phase
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import contents_at, layout, opened
-from statestore.format.structure import Structure
-from statestore.maintenance.edits import Edit
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.progress import Phase
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import contents_at, layout, opened
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.edits import Edit
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.counting import RIGHT, Job, Watching, once, rows_of
 from tests.support.dumped import dumped
 from tests.support.edits import apply, table, undo

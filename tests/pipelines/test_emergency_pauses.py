@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.emergency import BATCHES_TO_CEILING, EMERGENCY_CHANGELOGS, LONGEST_PAUSE_BATCHES, EmergencySnapshots
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import LineageCeiling, StorageError
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.lineage_ceiling import LINEAGE_STOP_BYTES, check_ceiling
-from statestore.storage import Created, Kind, open_storage
+from statekeeper.pipelines.emergency import (
+    BATCHES_TO_CEILING,
+    EMERGENCY_CHANGELOGS,
+    LONGEST_PAUSE_BATCHES,
+    EmergencySnapshots,
+)
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import LineageCeiling, StorageError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES, check_ceiling
+from statekeeper.statestore.storage import Created, Kind, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
 

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from pipelines.host import Host
-from statestore.errors import StorageError
-from statestore.lineage import BaseKind
-from statestore.storage import LocalStorage
+from statekeeper.pipelines.host import Host
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.storage import LocalStorage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Stream
 

@@ -18,7 +18,7 @@ def run_job(tmp_path: Path, **environment: str) -> str:
     """Start the job without a Java that works; its one line."""
     clean = {key: value for key, value in os.environ.items() if key not in ("JAVA_HOME", "PATH")}
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.flights.job", "--no-ui", "--folder", str(tmp_path / "var")],
+        [sys.executable, "-m", "statekeeper.pipelines.flights.job", "--no-ui", "--folder", str(tmp_path / "var")],
         cwd=REPOSITORY,
         env={**clean, "PATH": str(tmp_path / "nothing"), **environment},
         capture_output=True,
@@ -72,11 +72,11 @@ FILL_THE_DISK = """
 import sys
 from pathlib import Path
 import pyarrow as pa
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import LocalDiskFull
-from statestore.format.names import EMPTY, StorePath
-from statestore.storage import StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import LocalDiskFull
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.store import StateStore, StoreAddress
 
 small, roomy, incompressible = Path(sys.argv[1]), Path(sys.argv[2]), Path("/dev/urandom").open("rb")
 storage = open_storage(StorageSpec(str(roomy / "root")))

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from pipelines.batch_log import LogLayout
-from statestore.errors import SchemaMismatch
+from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore.errors import SchemaMismatch
 from tests.support.twins import statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

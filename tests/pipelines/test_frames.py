@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.frames import to_pandas
-from pipelines.operator import Frames, Update
-from pipelines.results import as_table
-from statestore.errors import WrongResult
-from statestore.format.state_rows import encode_values
+from statekeeper.pipelines.frames import to_pandas
+from statekeeper.pipelines.operator import Frames, Update
+from statekeeper.pipelines.results import as_table
+from statekeeper.statestore.errors import WrongResult
+from statekeeper.statestore.format.state_rows import encode_values
 from tests.support.partition_task import GIVEN, Task
 from tests.support.typed_tables import tables
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pipelines import OperatorHarness
-from pipelines.flights import departures as source
-from pipelines.flights.job import FACTS, GROUNDED, OPERATOR
+from statekeeper.pipelines import OperatorHarness
+from statekeeper.pipelines.flights import departures as source
+from statekeeper.pipelines.flights.job import FACTS, GROUNDED, OPERATOR
 from tests.support import flights_in_pandas
 
 DAYS = 34

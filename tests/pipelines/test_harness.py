@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pipelines.harness import OperatorHarness
-from pipelines.operator import Frames, Pieces, StatefulOperator, Update
-from statestore.errors import (
+from statekeeper.pipelines.harness import OperatorHarness
+from statekeeper.pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from statekeeper.statestore.errors import (
     HotKey,
     SchemaMismatch,
     StatekeeperError,

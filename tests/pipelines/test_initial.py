@@ -14,13 +14,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pipelines.batch_log import LogLayout
-from pipelines.operator import StatefulOperator, Update
-from pipelines.progress import Phase
-from pipelines.sinks import AtLeastOnceSink, Attempt, Writer
-from statestore.errors import SchemaMismatch, StatekeeperError, WrongInitial
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.sinks import AtLeastOnceSink, Attempt, Writer
+from statekeeper.statestore.errors import SchemaMismatch, StatekeeperError, WrongInitial
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.counting import ONE_JOB, V1, V2, Job, Watching, in_a_process, once, variant
 from tests.support.streams import Seen, Stream

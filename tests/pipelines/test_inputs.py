@@ -16,14 +16,14 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.harness import OperatorHarness
-from pipelines.inputs import given_streams
-from pipelines.operator import StatefulOperator, Update
-from pipelines.query import start
-from pipelines.sinks import DeltaSink
-from statestore.binding import bind, encode_binding, parse_binding, require_bindable
-from statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
-from statestore.storage import open_storage
+from statekeeper.pipelines.harness import OperatorHarness
+from statekeeper.pipelines.inputs import given_streams
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.statestore.binding import bind, encode_binding, parse_binding, require_bindable
+from statekeeper.statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.storage import open_storage
 from tests.support import sparks_reader
 from tests.support.roots import IDS, wanted
 from tests.support.streams import Seen

@@ -7,12 +7,12 @@ import threading
 import pytest
 from pyspark.errors import IllegalArgumentException
 
-from pipelines import DeltaSink
-from pipelines.batch_log import LogLayout
-from pipelines.host import Host
-from pipelines.progress import Phase
-from pipelines.query import start
-from pipelines.sinks import Writer
+from statekeeper.pipelines import DeltaSink
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.sinks import Writer
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from pipelines.progress import Outcome
-from pipelines.sinks import DeltaSink
-from statestore.format import names
-from statestore.format.logs import OffsetLog, parse_offsets
+from statekeeper.pipelines.progress import Outcome
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
 from tests.support.claimed_jobs import claimed_after_a_loss
 from tests.support.counting import Job
 from tests.support.native import configured

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.known_snapshots import KnownSnapshots
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.maintenance import lease
-from statestore.maintenance.history import History
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.pipelines.known_snapshots import KnownSnapshots
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
 from tests.support.faulty_storage import FaultyStorage

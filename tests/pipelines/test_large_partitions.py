@@ -12,11 +12,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines.operator import Pieces, StatefulOperator, Update
-from pipelines.progress import BatchReport
-from pipelines.sinks import AtLeastOnceSink
-from statestore.errors import HotKey
-from statestore.format.names import VersionId
+from statekeeper.pipelines.operator import Pieces, StatefulOperator, Update
+from statekeeper.pipelines.progress import BatchReport
+from statekeeper.pipelines.sinks import AtLeastOnceSink
+from statekeeper.statestore.errors import HotKey
+from statekeeper.statestore.format.names import VersionId
 from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark

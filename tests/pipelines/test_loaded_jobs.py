@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.batch_log import LogLayout
-from statestore.storage import open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.s3_server import S3Server
 from tests.support.spark_on_s3a import environment

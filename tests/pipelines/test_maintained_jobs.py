@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.batch_log import LogLayout
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, V2, Job, variant
 from tests.support.twins import clean, statekeeper
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import DeltaSink, NoSink
-from pipelines.batch_log import LogLayout
-from pipelines.progress import Outcome, Phase
-from pipelines.sinks import Writer
-from statestore.errors import HotKey
+from statekeeper.pipelines import DeltaSink, NoSink
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.pipelines.sinks import Writer
+from statekeeper.statestore.errors import HotKey
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

@@ -16,21 +16,21 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pipelines.operator import Frames, Pieces, StatefulOperator, Update
-from pipelines.progress import Phase
-from pipelines.sinks import DeltaSink
-from statestore.clock import RandomIds
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import (
+from statekeeper.pipelines.operator import Frames, Pieces, StatefulOperator, Update
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import (
     HotKey,
     LineageCeiling,
     WrongResult,
 )
-from statestore.format.logs import parse_commit
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.lineage import LocalCopy
+from statekeeper.statestore.format.logs import parse_commit
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import LocalCopy
 from tests.support.adding_operator import ROWS, STATE, add_up, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream, conf
 

@@ -12,11 +12,11 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StringType, StructType
 
-from pipelines.operator import StatefulOperator, Update
-from pipelines.progress import Phase
-from pipelines.query import start
-from pipelines.sinks import DeltaSink
-from statestore.errors import (
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.statestore.errors import (
     SchemaMismatch,
     UnsupportedEnvironment,
     UnsupportedType,

@@ -11,11 +11,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines import AtLeastOnceSink, DeltaSink, NoSink, OperatorHarness, StatefulOperator, Update, preflight
-from pipelines.data_files import DataFile
-from pipelines.outputs import require_sinks
-from statestore.attempt_outputs import OutputRecord, SinkPosition
-from statestore.errors import (
+from statekeeper.pipelines import (
+    AtLeastOnceSink,
+    DeltaSink,
+    NoSink,
+    OperatorHarness,
+    StatefulOperator,
+    Update,
+    preflight,
+)
+from statekeeper.pipelines.data_files import DataFile
+from statekeeper.pipelines.outputs import require_sinks
+from statekeeper.statestore.attempt_outputs import OutputRecord, SinkPosition
+from statekeeper.statestore.errors import (
     CorruptFile,
     SchemaMismatch,
     UnsafeSink,
@@ -23,10 +31,10 @@ from statestore.errors import (
     UnsupportedType,
     WrongResult,
 )
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.root import Pending
-from statestore.storage import open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import Pending
+from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import OUTPUT, ROWS, STATE, adding, totals_of, totals_table
 from tests.support.roots import QUERY, fresh_ids, opened, outer
 from tests.support.streams import Stream

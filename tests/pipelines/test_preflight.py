@@ -13,14 +13,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.operator import Frames, StatefulOperator, Update
-from pipelines.preflight import chosen_partitions, require_root, row_columns
-from pipelines.query import start
-from pipelines.sinks import DeltaSink
-from pipelines.stored import store_schemas
-from statestore.binding import Binding
-from statestore.clock import RandomIds
-from statestore.errors import (
+from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
+from statekeeper.pipelines.preflight import chosen_partitions, require_root, row_columns
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.pipelines.stored import store_schemas
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import (
     ForeignRoot,
     OtherStructure,
     RootLost,
@@ -32,10 +32,10 @@ from statestore.errors import (
     UnsupportedType,
     UnusableFunction,
 )
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.root import StateRoot
-from statestore.storage import open_storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.storage import open_storage
 from tests.support.streams import conf
 
 STATE = pa.schema([("count", pa.int64())])

@@ -22,20 +22,20 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.batch_log import LogLayout
-from pipelines.driver import BatchDriver
-from pipelines.progress import Outcome, Phase
-from pipelines.reports import TaskReport
-from pipelines.sinks import AtLeastOnceSink
-from statestore.engine.user_folder import user_folder
-from statestore.errors import (
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.driver import BatchDriver
+from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.pipelines.reports import TaskReport
+from statekeeper.pipelines.sinks import AtLeastOnceSink
+from statekeeper.statestore.engine.user_folder import user_folder
+from statekeeper.statestore.errors import (
     BaseIdMismatch,
     BatchConflict,
     ForeignBlock,
     PartitionMissing,
 )
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
 from tests.support import tasks
 from tests.support.counting import (
     INPUT,

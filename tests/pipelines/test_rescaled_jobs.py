@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.batch_log import LogLayout
-from pipelines.host import Host
-from statestore.binding import read_binding
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.host import Host
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.counting import ONE_JOB, V2, Job, variant
 from tests.support.s3_server import S3Server

@@ -10,14 +10,14 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from pipelines.progress import Outcome, Phase
-from statestore.errors import (
+from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.statestore.errors import (
     BatchConflict,
     ForeignRoot,
     RootLost,
     SinkConflict,
 )
-from statestore.format import batch_log
+from statekeeper.statestore.format import batch_log
 from tests.support.counting import Job, once
 
 pytestmark = pytest.mark.spark

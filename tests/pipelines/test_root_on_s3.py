@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from pipelines.operator import Pieces
-from pipelines.progress import Phase
-from statestore.clock import RandomIds
-from statestore.storage import Storage, StorageSpec, open_storage
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from statekeeper.pipelines.operator import Pieces
+from statekeeper.pipelines.progress import Phase
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.s3_server import CREDENTIALS, S3Server, Wire
 from tests.support.streams import Seen
 from tests.support.task_files import attempt, simple, written

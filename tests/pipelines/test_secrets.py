@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.sinks import DeltaSink
-from resources.notifier import Notifier
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.resources.notifier import Notifier
 
 
 def test_a_sink_shows_no_storage_options() -> None:

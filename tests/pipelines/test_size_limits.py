@@ -10,11 +10,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines import OperatorHarness, StatefulOperator, Update
-from pipelines.preflight import require_partitions
-from statestore.errors import TooLarge, UnsupportedEnvironment, VersionNotLoadable
-from statestore.format.names import MOST_PARTITIONS
-from statestore.storage import SizeLimits, StorageSpec
+from statekeeper.pipelines import OperatorHarness, StatefulOperator, Update
+from statekeeper.pipelines.preflight import require_partitions
+from statekeeper.statestore.errors import TooLarge, UnsupportedEnvironment, VersionNotLoadable
+from statekeeper.statestore.format.names import MOST_PARTITIONS
+from statekeeper.statestore.storage import SizeLimits, StorageSpec
 from tests.support.streams import Stream
 
 # Spark's workers need not find this file.

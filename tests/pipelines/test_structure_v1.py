@@ -11,15 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from pipelines.driver import BatchDriver
-from pipelines.progress import Outcome, Phase
-from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import OtherStructure, RefusedBatch, SinkConflict, VersionNotLoadable
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import snapshot
-from statestore.storage import open_storage
+from statekeeper.pipelines.driver import BatchDriver
+from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import OtherStructure, RefusedBatch, SinkConflict, VersionNotLoadable
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.storage import open_storage
 from tests.support import tasks
 from tests.support.counting import Job, Watching, once
 from tests.support.maintainers import MAINTAINER

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 from tests.support.counting import INPUT, MERGING, ONE_JOB, TWO_OUTPUTS, V2, Job, rows_of, variant
 from tests.support.twins import clean
 

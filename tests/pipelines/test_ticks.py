@@ -14,11 +14,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines.operator import StatefulOperator, Update
-from pipelines.query import StatefulQuery, start
-from pipelines.sinks import DeltaSink
-from pipelines.times import TIMESTAMP, Batch, Ttl
-from statestore.errors import SchemaMismatch
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.query import StatefulQuery, start
+from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.statestore.errors import SchemaMismatch
 from tests.support import sparks_reader
 from tests.support.streams import Seen
 

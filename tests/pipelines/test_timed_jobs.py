@@ -15,14 +15,14 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.batch_log import LogLayout
-from pipelines.data_files import DataFile, OutputFiles
-from pipelines.operator import StatefulOperator, Update
-from pipelines.progress import Phase
-from pipelines.sinks import Attempt, DeltaSink, Writer
-from pipelines.times import TIMESTAMP, Batch, Ttl
-from statestore.cli import main
-from statestore.format.structure import Structure
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.data_files import DataFile, OutputFiles
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.sinks import Attempt, DeltaSink, Writer
+from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format.structure import Structure
 from tests.support.streams import Seen, Stream
 
 ROWS = pa.schema([("key", pa.int64()), ("at", TIMESTAMP)])

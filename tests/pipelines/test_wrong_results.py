@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pipelines.operator import Frames, Update
-from pipelines.spark_errors import named
-from statestore.errors import LineageCeiling, WrongResult
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.operator import Frames, Update
+from statekeeper.pipelines.spark_errors import named
+from statekeeper.statestore.errors import LineageCeiling, WrongResult
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.partition_task import NEW, OUT, STATE, Task
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from resources.launcher.children import Children, Command
-from statestore.clock import SystemClock
+from statekeeper.resources.launcher.children import Children, Command
+from statekeeper.statestore.clock import SystemClock
 from tests.support.processes import children_of, in_session, kill
 from tests.support.running import REPOSITORY
 
@@ -25,8 +25,8 @@ A_PARENT = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SL
 A_LAUNCHER = f"""
 import os, sys, time
 from pathlib import Path
-from resources.launcher.children import Children, Command
-from statestore.clock import SystemClock
+from statekeeper.resources.launcher.children import Children, Command
+from statekeeper.statestore.clock import SystemClock
 
 folder = Path(sys.argv[1])
 scripts = [{DEAF!r}, {A_PARENT!r}]
@@ -183,7 +183,7 @@ def test_a_launcher_that_dies_while_it_starts_a_process_leaves_no_process(tmp_pa
     """The launcher dies in the same moment in which it starts a child."""
     script = """
 import os, signal, subprocess
-from resources.launcher.guardian import Guardian
+from statekeeper.resources.launcher.guardian import Guardian
 
 guardian = Guardian()
 slow = ["/bin/sh", "-c", 'echo $$ > started; sleep 1; exec "$@"', "slow"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.storage import StorageSpec
+from statekeeper.statestore.storage import StorageSpec
 from tests.support.hdfs_server import MiniHdfs
 from tests.support.s3_server import S3Server
 from tests.support.storage_servers import Azurite, FakeGcs

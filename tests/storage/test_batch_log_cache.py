@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from statestore.clock import RandomIds
-from statestore.errors import CorruptFile
-from statestore.format import batch_log, names
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import batch_log, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.s3_server import S3Server
 

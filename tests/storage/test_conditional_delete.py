@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.binding import Binding, bind
-from statestore.clock import RandomIds
-from statestore.errors import NoExclusiveCreate
-from statestore.storage import TEMP_FOLDER, Deletion, Storage, open_storage
-from statestore.storage.exclusive import require_exclusive_create
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore.binding import Binding, bind
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import NoExclusiveCreate
+from statekeeper.statestore.storage import TEMP_FOLDER, Deletion, Storage, open_storage
+from statekeeper.statestore.storage.exclusive import require_exclusive_create
+from statekeeper.statestore.store_schema import StoreSchema
 from tests.support.s3_server import S3Server, Wire
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AlreadyExists, ObjectMissing, SourceChanged, StorageError
-from statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_copies
-from statestore.storage.content import Content
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, SourceChanged, StorageError
+from statekeeper.statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_copies
+from statekeeper.statestore.storage.content import Content
 from tests.support import users
 from tests.support.mounts import two_places, used_bytes
 from tests.support.s3_server import S3Server

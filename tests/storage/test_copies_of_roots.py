@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.claims import bound
 from tests.support.clones import at

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from statestore.errors import AlreadyExists, ObjectMissing, SourceChanged
-from statestore.storage import Entry, Storage, open_storage
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, SourceChanged
+from statekeeper.statestore.storage import Entry, Storage, open_storage
 from tests.support.google_server import GoogleServer
 from tests.support.storage_servers import GoogleStore, Testbench
 

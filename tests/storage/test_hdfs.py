@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.clock import RandomIds
-from statestore.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
-from statestore.storage import TEMP_FOLDER, Created, Storage, open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
+from statekeeper.statestore.storage import TEMP_FOLDER, Created, Storage, open_storage
 from tests.support.hdfs_server import MiniHdfs, Relay, Wire
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
@@ -134,7 +134,7 @@ def test_a_process_killed_during_an_upload_leaves_no_file_under_the_name(hdfs: M
     script = """
 import sys
 from pathlib import Path
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 open_storage(sys.argv[1]).create("large", Path(sys.argv[2]))
 """
     sender = subprocess.Popen([sys.executable, "-c", script, spec.url, str(source)])

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from statestore.errors import AlreadyExists, ObjectMissing
-from statestore.storage import Created, Kind, RequestCounts, Storage, open_storage
-from statestore.storage.hedging import CLOSED_SECONDS, SHARE, Budget, Latencies, percentile
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing
+from statekeeper.statestore.storage import Created, Kind, RequestCounts, Storage, open_storage
+from statekeeper.statestore.storage.hedging import CLOSED_SECONDS, SHARE, Budget, Latencies, percentile
 from tests.support.s3_server import S3Server, Wire
 
 OF = (Kind.READ, 0)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.storage import Storage, open_storage, read_lines
-from statestore.storage.lines import MOST_LINE_BYTES, PIECE_BYTES
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.storage import Storage, open_storage, read_lines
+from statekeeper.statestore.storage.lines import MOST_LINE_BYTES, PIECE_BYTES
 
 
 def test_lines_of_an_object_are_read_as_they_are(storage: Storage) -> None:

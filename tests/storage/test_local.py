@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
-from statestore.redaction import printable
-from statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
-from statestore.storage.local import translate
+from statekeeper.statestore.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
+from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage.local import translate
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from statestore.clock import RandomIds
-from statestore.storage import Storage
-from statestore.storage.local import LocalStorage
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage.local import LocalStorage
 from tests.support.memory import MemoryStorage
 from tests.support.storage_answers import BODIES, PATHS, answer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import ForeignOwner, StorageError
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import ForeignOwner, StorageError
+from statekeeper.statestore.storage import open_storage
 from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
 
 PRIVATE = 0o077

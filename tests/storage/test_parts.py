@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AlreadyExists, ObjectMissing, StorageError
-from statestore.storage import (
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, StorageError
+from statekeeper.statestore.storage import (
     TEMP_FOLDER,
     Created,
     Kind,
@@ -22,7 +22,7 @@ from statestore.storage import (
     open_storage,
     s3_parts,
 )
-from statestore.storage.parts import MOST_IN_FLIGHT, EarlyUpload
+from statekeeper.statestore.storage.parts import MOST_IN_FLIGHT, EarlyUpload
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.s3_server import S3Server, Wire

@@ -18,14 +18,14 @@ import pytest
 from click.testing import CliRunner
 from fsspec.implementations.local import LocalFileSystem
 
-from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import AccessDenied, BucketMissing, StorageError
-from statestore.maintenance import lease
-from statestore.storage import StorageSpec, open_storage
-from statestore.storage.drivers import Opened
-from statestore.storage.local import LocalStorage
-from statestore.storage.remote import RemoteStorage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import AccessDenied, BucketMissing, StorageError
+from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.storage.drivers import Opened
+from statekeeper.statestore.storage.local import LocalStorage
+from statekeeper.statestore.storage.remote import RemoteStorage
 from tests.support.checkpoints import Checkpoint
 from tests.support.counted_state import SCHEMA, changes, counts
 from tests.support.storage_answers import BODIES, PATHS, answer

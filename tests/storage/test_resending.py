@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from statestore.errors import AccessDenied, StorageError
-from statestore.storage import Created, StorageSpec, open_storage
-from statestore.storage.base import Requests
-from statestore.storage.resending import TRIES, Resending
+from statekeeper.statestore.errors import AccessDenied, StorageError
+from statekeeper.statestore.storage import Created, StorageSpec, open_storage
+from statekeeper.statestore.storage.base import Requests
+from statekeeper.statestore.storage.resending import TRIES, Resending
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.storage import Created, RequestCounts, Storage, open_storage
-from statestore.storage.s3 import S3Storage
+from statekeeper.statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.storage import Created, RequestCounts, Storage, open_storage
+from statekeeper.statestore.storage.s3 import S3Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire
 
@@ -289,7 +289,7 @@ def test_a_forked_process_opens_a_client_of_its_own(storage: Storage, s3_server:
     storage.create("name", b"bytes")
     script = f"""
 import os
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 def read():
     return open_storage("s3://{bucket}/root", options={s3_server.options}).read("name")
 assert read() == b"bytes"
@@ -304,9 +304,8 @@ os._exit(0 if read() == b"bytes" else 1)
 
 
 def test_a_local_root_does_not_load_the_s3_client() -> None:
-    script = (
-        "import sys; from statestore.storage import open_storage; open_storage('/tmp/x'); print('s3fs' in sys.modules)"
-    )
+    opened = "from statekeeper.statestore.storage import open_storage; open_storage('/tmp/x')"
+    script = f"import sys; {opened}; print('s3fs' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     assert output == "False\n"
 

@@ -15,10 +15,10 @@ from threading import Barrier
 
 import pytest
 
-from statestore.errors import AlreadyExists, CorruptFile, LocalStateError, ObjectMissing, StorageError
-from statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
-from statestore.storage.batch_logs import LoggedStorage
-from statestore.storage.remote import RemoteStorage
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, LocalStateError, ObjectMissing, StorageError
+from statekeeper.statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage.batch_logs import LoggedStorage
+from statekeeper.statestore.storage.remote import RemoteStorage
 
 TWO_PIECES_BYTES = 17 * 1024 * 1024
 MEGABYTE = 1024 * 1024
@@ -146,7 +146,7 @@ def test_a_large_file_is_stored_and_fetched_in_little_memory(storage_spec: Stora
     script = """
 import pickle, sys, tracemalloc
 from pathlib import Path
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 storage = open_storage(pickle.loads(bytes.fromhex(sys.argv[1])))
 storage.create("warm", b"up")
 tracemalloc.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.storage import canonical, open_storage
+from statekeeper.statestore.storage import canonical, open_storage
 
 
 @pytest.mark.parametrize(

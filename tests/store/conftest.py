@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.structure import Structure
-from statestore.storage import Storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage
 from tests.support.hosts import Host
 
 

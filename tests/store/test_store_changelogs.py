@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.errors import UnknownFormatVersion, VersionNotLoadable
-from statestore.format.changelog import Header
-from statestore.format.names import cached_changelog
-from statestore.storage import Storage
+from statekeeper.statestore.errors import UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.names import cached_changelog
+from statekeeper.statestore.storage import Storage
 from tests.support.changelogs import written
 from tests.support.hosts import STORE, History, Host
 from tests.support.stores import GONE, ONLY_V2, flip, overwrite

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statestore.engine.pending_changes import SPILL_KEYS
-from statestore.errors import UnsupportedType
-from statestore.format.names import EMPTY
-from statestore.storage import Storage
+from statekeeper.statestore.engine.pending_changes import SPILL_KEYS
+from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.storage import Storage
 from tests.support.hosts import Changes, History, Host, State, changed, column
 from tests.support.stores import names
 

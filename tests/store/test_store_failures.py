@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import AlreadyExists, LocalDiskFull, StorageError
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.structure import Structure
-from statestore.storage import Created, Storage, open_storage
+from statekeeper.statestore.errors import AlreadyExists, LocalDiskFull, StorageError
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Created, Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.stores import ONLY_V2, names

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from statestore.format.names import EMPTY
-from statestore.format.structure import Structure
-from statestore.lineage import BaseKind
-from statestore.storage import Storage
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.storage import Storage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.stores import ONLY_V2, current
 

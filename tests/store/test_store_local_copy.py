@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import LocalStateDamaged
-from statestore.lineage import BaseKind
-from statestore.store_limits import StoreLimits
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.hosts import History, Host, column
 from tests.support.stores import current
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import LineageCeiling
-from statestore.format.changelog import Header, read_header
-from statestore.format.changelog_writer import lineage_bytes
-from statestore.format.names import VersionId
-from statestore.lineage import BaseKind
-from statestore.lineage_ceiling import LINEAGE_STOP_BYTES
-from statestore.storage import Storage
+from statekeeper.statestore.errors import LineageCeiling
+from statekeeper.statestore.format.changelog import Header, read_header
+from statekeeper.statestore.format.changelog_writer import lineage_bytes
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES
+from statekeeper.statestore.storage import Storage
 from tests.support.changelogs import written
 from tests.support.hosts import STORE, History, Host
 from tests.support.snapshots import publish_snapshot

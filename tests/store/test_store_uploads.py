@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import StorageError
-from statestore.format import batch_log, logs, names
-from statestore.format.names import EMPTY, VersionId
-from statestore.format.structure import Structure
-from statestore.storage import TEMP_FOLDER, Storage
-from statestore.storage.s3 import S3Storage
-from statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format import batch_log, logs, names
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import TEMP_FOLDER, Storage
+from statekeeper.statestore.storage.s3 import S3Storage
+from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.hosts import STORE, History, Host
 from tests.support.s3_server import CREDENTIALS
@@ -206,9 +206,9 @@ def test_a_task_that_is_killed_leaves_nothing_visible(host: Host, other: Host) -
 import os, signal
 from tests.support.uploads import fill, host_with_small_parts
 from tests.support.hosts import Host
-from statestore.format.names import EMPTY
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from pathlib import Path
 host = Host(open_storage({host.storage.url!r}, options={options}), Path({str(host.folder)!r}),
             structure=Structure({host.structure.value!r}))

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from statestore.clock import SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format.names import StorePath
-from statestore.maintenance import passes
-from statestore.maintenance.audit import Audit, AuditPolicy, Finding, gather, judge
-from statestore.maintenance.config import Policies
-from statestore.maintenance.retention import Amount, RetentionPolicy
-from statestore.storage import Storage
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.audit import Audit, AuditPolicy, Finding, gather, judge
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.retention import Amount, RetentionPolicy
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 
 SOME_ID = "0badc0de-0000-4000-8000-000000000000"

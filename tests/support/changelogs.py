@@ -10,12 +10,12 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 
-from statestore.format import compression
-from statestore.format.changelog import Changes, Header, Kind
-from statestore.format.changelog_writer import ChangelogWriter, lineage_json
-from statestore.format.compression import BlockWriter
-from statestore.format.java_io import utf
-from statestore.format.names import VersionId
+from statekeeper.statestore.format import compression
+from statekeeper.statestore.format.changelog import Changes, Header, Kind
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter, lineage_json
+from statekeeper.statestore.format.compression import BlockWriter
+from statekeeper.statestore.format.java_io import utf
+from statekeeper.statestore.format.names import VersionId
 
 Records = list[tuple[bytes, bytes | None]]
 

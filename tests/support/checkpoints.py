@@ -6,14 +6,14 @@ import copy
 from collections.abc import Collection
 from pathlib import Path
 
-from statestore import binding, catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import batch_log, logs, names, operators
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.lineage import BaseKind
-from statestore.storage import Storage, at_once
-from statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import batch_log, logs, names, operators
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.hosts import Changes, State, changed, column
 
 _UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nullable":true,"metadata":{}}]}'

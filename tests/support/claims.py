@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from statestore import binding
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer, PreparedClaim
-from statestore.root import StateRoot
-from statestore.storage import Storage
+from statekeeper.statestore import binding
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import Maintainer, PreparedClaim
+from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import PreparedClone
-from statestore.origin import Origin
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import PreparedClone
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Entry, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import MAINTAINER

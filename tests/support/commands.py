@@ -11,7 +11,7 @@ import sys
 
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 from tests.support.maintainers import MAINTAINER
 
 
@@ -34,7 +34,7 @@ def shown_at_a_terminal(*arguments: object) -> str:
     """Call the command in its own process, and return its progress, which it writes to the terminal at stderr."""
     terminal, stderr = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "statestore", *map(str, arguments)],
+        [sys.executable, "-m", "statekeeper", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         stderr=stderr,
         env={**os.environ, "COLUMNS": "120"},

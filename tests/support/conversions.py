@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from statestore import catalog
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.native import HERE, NativeQuery
 from tests.support.twins import statekeeper
 

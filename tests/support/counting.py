@@ -33,25 +33,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from pipelines.batch_log import LogLayout
-from pipelines.data_files import DataFile, OutputFiles
-from pipelines.driver import BatchDriver
-from pipelines.host import Host
-from pipelines.initial import InitialState
-from pipelines.operator import Frames, StatefulOperator, Update
-from pipelines.progress import BatchReport, Phase
-from pipelines.query import StatefulQuery
-from pipelines.session import spark_session
-from pipelines.sinks import Attempt, DeltaSink, Sink, Writer
-from pipelines.snapshot_watch import SnapshotWatch
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_rows import decode_keys, decode_values
-from statestore.format.structure import Structure
-from statestore.maintenance import unpack
-from statestore.storage import StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.data_files import DataFile, OutputFiles
+from statekeeper.pipelines.driver import BatchDriver
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.initial import InitialState
+from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
+from statekeeper.pipelines.progress import BatchReport, Phase
+from statekeeper.pipelines.query import StatefulQuery
+from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.sinks import Attempt, DeltaSink, Sink, Writer
+from statekeeper.pipelines.snapshot_watch import SnapshotWatch
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_rows import decode_keys, decode_values
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.store import StateStore, StoreAddress
 from tests.support import tasks
 from tests.support.sparks_reader import state_rows
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}")
 Row = dict[str, Any]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from statestore.contents import contents_at
-from statestore.format.partition_keys import partition_columns
-from statestore.storage import open_storage
+from statekeeper.statestore.contents import contents_at
+from statekeeper.statestore.format.partition_keys import partition_columns
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.placed_rows import rules_of
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.sparks import Spark
-from statestore.maintenance import edits, runs
-from statestore.maintenance.edits import Edit, EditPlan
-from statestore.maintenance.switchover import Machine
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import edits, runs
+from statekeeper.statestore.maintenance.edits import Edit, EditPlan
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2

@@ -14,16 +14,16 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from assets.definitions import build
-from assets.partitions import QUERY_SET
-from statestore import catalog
-from statestore.cli import main
-from statestore.clock import SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.maintenance import config, lease
-from statestore.maintenance.config import Policies
-from statestore.storage import Storage, open_storage
+from statekeeper.assets.definitions import build
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.statestore import catalog
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import config, lease
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
 
 HALF_SWITCHED = "half-switched"

@@ -10,9 +10,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from statestore.errors import StorageError
-from statestore.format.limits import SizeLimits
-from statestore.storage import (
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format.limits import SizeLimits
+from statekeeper.statestore.storage import (
     TEMP_FOLDER,
     Created,
     Deletion,
@@ -23,8 +23,8 @@ from statestore.storage import (
     Storage,
     UnfinishedUpload,
 )
-from statestore.storage.base import Location
-from statestore.storage.omissions import Omissions
+from statekeeper.statestore.storage.base import Location
+from statekeeper.statestore.storage.omissions import Omissions
 
 T = TypeVar("T")
 Entries = list[Entry]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.structure import Structure
 from tests.support.native import OPERATORS, SCHEMA, NativeQuery, configured
 from tests.support.twins import SHUFFLE_PARTITIONS
 

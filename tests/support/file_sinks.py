@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from statestore import catalog
-from statestore.format.file_sink import LOG
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.file_sink import LOG
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.twins import statekeeper
 from tests.support.unpacked import unpacked
 

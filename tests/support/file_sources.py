@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from statestore import catalog
-from statestore.format import logs, names
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.storage import Storage
 
 
 def read_files(storage: Storage, *folders: str) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pandas as pd
 from deltalake import DeltaTable
 
-from pipelines.flights.job import FACTS, GROUNDED, Places
-from pipelines.session import spark_session
-from statestore.format import batch_log, logs, names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import unpack
-from statestore.storage import StorageSpec, list_members, open_storage
+from statekeeper.pipelines.flights.job import FACTS, GROUNDED, Places
+from statekeeper.pipelines.session import spark_session
+from statekeeper.statestore.format import batch_log, logs, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.storage import StorageSpec, list_members, open_storage
 from tests.support import flights_in_pandas
 from tests.support.sparks_reader import state_frame
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from statestore.contents import contents_at, layout, opened
-from statestore.format.hdfs_backed import HdfsBackedWriter
-from statestore.format.logs import CODEC, parse_offsets
-from statestore.format.names import offsets
-from statestore.storage import open_storage
+from statekeeper.statestore.contents import contents_at, layout, opened
+from statekeeper.statestore.format.hdfs_backed import HdfsBackedWriter
+from statekeeper.statestore.format.logs import CODEC, parse_offsets
+from statekeeper.statestore.format.names import offsets
+from statekeeper.statestore.storage import open_storage
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import NativeQuery
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.format import logs
-from statestore.format.names import EMPTY, StorePath, VersionId, commits
-from statestore.format.structure import Structure
-from statestore.loading.open_copies import OpenCopies
-from statestore.storage import Storage
-from statestore.store import StateStore, StoreAddress, advance_local_copy
-from statestore.store_limits import StoreLimits
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.format import logs
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId, commits
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.loading.open_copies import OpenCopies
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store import StateStore, StoreAddress, advance_local_copy
+from statekeeper.statestore.store_limits import StoreLimits
 
 STORE = StorePath(0, 3)
 

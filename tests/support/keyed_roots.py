@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from statestore import catalog
-from statestore.binding import Binding
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import batch_log
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import StorePath
-from statestore.format.state_rows import decode_keys, decode_values, encode_keys, encode_values, key_group
-from statestore.format.structure import Structure
-from statestore.root import Pending, Ready, StateRoot
-from statestore.storage import Storage
-from statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import batch_log
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.state_rows import decode_keys, decode_values, encode_keys, encode_values, key_group
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import Pending, Ready, StateRoot
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
 from tests.support.roots import QUERY, opened, outer, store
 
 KEYS = pa.schema([("key", pa.string())])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.sparks import Spark
-from statestore.maintenance import rewrites, runs
-from statestore.maintenance.rewrites import Load, RewritePlan
-from statestore.maintenance.savepoints.saved import read_saved
-from statestore.maintenance.switchover import Machine, ProgressCallback
-from statestore.storage import Storage, open_storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import rewrites, runs
+from statekeeper.statestore.maintenance.rewrites import Load, RewritePlan
+from statekeeper.statestore.maintenance.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.switchover import Machine, ProgressCallback
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.switch_journal import RewriteKind
 from tests.support.savepoints import saved
 
 FOR_SPARK = Spark.V4_2

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from assets import checks
-from resources.fleet import OpenedQuery
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.audit import Audit
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.snapshot import SnapshotPolicy
-from statestore.origin import Origin
-from statestore.query_metrics import Prices
-from statestore.storage import Storage, open_storage
+from statekeeper.assets import checks
+from statekeeper.resources.fleet import OpenedQuery
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.audit import Audit
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.structures import as_sparks, held, without_ids, without_lineage

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.errors import ObjectMissing
-from statestore.storage.base import (
+from statekeeper.statestore.errors import ObjectMissing
+from statekeeper.statestore.storage.base import (
     Created,
     Deletion,
     Entries,
@@ -21,7 +21,7 @@ from statestore.storage.base import (
     is_listed,
     only_after,
 )
-from statestore.storage.content import require_size
+from statekeeper.statestore.storage.content import require_size
 
 
 @dataclass(frozen=True)

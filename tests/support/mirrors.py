@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from statestore import catalog
-from statestore.maintenance import passes
-from statestore.maintenance.mirrors import CleanupPlan
-from statestore.maintenance.passes import PreparedMirror
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.mirrors import CleanupPlan
+from statekeeper.statestore.maintenance.passes import PreparedMirror
+from statekeeper.statestore.storage import Storage
 from tests.support.audits import audited
 from tests.support.clones import FULL, query_of
 from tests.support.maintained_query import Query

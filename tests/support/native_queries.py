@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from statestore.format.snapshot import read_snapshot
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.structure import Structure
 from tests.support.native import NativeQuery, views
 from tests.support.twins import switch
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.assignments import Assignments
-from pipelines.operator import Frames, StatefulOperator, Update
-from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.reports import PartitionReport, TaskReport
-from pipelines.task import Task as SparkTask
-from pipelines.task import TaskPlan, Worker
-from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
-from statestore.batch_times import BatchTimes
-from statestore.engine.sweep import SweepLimits
-from statestore.format.names import EMPTY
-from statestore.format.structure import Structure
-from statestore.storage import StorageSpec
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
+from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.task import Task as SparkTask
+from statekeeper.pipelines.task import TaskPlan, Worker
+from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import StorageSpec
+from statekeeper.statestore.store_limits import StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("value", pa.int64())])
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import Contents, contents_at, layout, opened
-from statestore.format.murmur3 import partitions_of
-from statestore.format.names import DEFAULT_STORE, StorePath
-from statestore.format.partition_keys import PartitionColumns, PartitionRule, key_hashes, partition_rules
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import Contents, contents_at, layout, opened
+from statekeeper.statestore.format.murmur3 import partitions_of
+from statekeeper.statestore.format.names import DEFAULT_STORE, StorePath
+from statekeeper.statestore.format.partition_keys import PartitionColumns, PartitionRule, key_hashes, partition_rules
+from statekeeper.statestore.storage import open_storage
 
 
 class Place(NamedTuple):

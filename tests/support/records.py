@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statestore.clock import RandomIds
-from statestore.format import names, savepoint_names
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.format import names, savepoint_names
 from tests.faults.fuzz.roots import Stage, made
 from tests.support.commands import statekeeper
 

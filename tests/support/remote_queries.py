@@ -9,9 +9,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.interop.soak import Maintenance, expected
 from tests.support.native import NativeQuery, state
 from tests.support.native_queries import held, switched

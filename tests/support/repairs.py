@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance import repair, retention, runs, undo
-from statestore.maintenance.repair import RepairPlan, Spark
-from statestore.storage import Storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance import repair, retention, runs, undo
+from statekeeper.statestore.maintenance.repair import RepairPlan, Spark
+from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 
 Contents = dict[str, bytes]

@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.sparks import Spark
-from statestore.maintenance import rewrites, runs
-from statestore.maintenance.rewrites import Goal, Rescale, RewritePlan, file_sink
-from statestore.maintenance.switchover import Machine, Progress
-from statestore.storage import Storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import rewrites, runs
+from statekeeper.statestore.maintenance.rewrites import Goal, Rescale, RewritePlan, file_sink
+from statekeeper.statestore.maintenance.switchover import Machine, Progress
+from statekeeper.statestore.storage import Storage
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.maintenance import lease, retention, snapshot
-from statestore.maintenance.retention import Deleted, RetentionPlan, RetentionPolicy, Rule
-from statestore.storage import Storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import lease, retention, snapshot
+from statekeeper.statestore.maintenance.retention import Deleted, RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.storage import Storage
 
 AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)
 """Keeps the five newest versions, however young the others are."""

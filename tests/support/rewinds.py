@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.maintenance import passes
-from statestore.maintenance.passes import Maintainer, PreparedRewind
-from statestore.storage import Storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import Maintainer, PreparedRewind
+from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
 

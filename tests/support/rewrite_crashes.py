@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from statestore import catalog, switch_journal
-from statestore.clock import Clock
-from statestore.errors import HalfSwitched, StatekeeperError
-from statestore.format import names
-from statestore.maintenance import audit
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.rescales import abort, all_rows
 from tests.support.switching import WRITES, after_the_dead, contents

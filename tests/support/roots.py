@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from statestore import catalog
-from statestore.binding import Binding
-from statestore.clock import RandomIds
-from statestore.declared_columns import NO_MAPPING, ColumnMapping
-from statestore.format import logs, names, operators
-from statestore.format.state_rows import key_schema
-from statestore.format.structure import Structure
-from statestore.format.types import spark_schema_json
-from statestore.root import Done, Pending, StateRoot
-from statestore.storage import Storage
-from statestore.store_schema import StoreSchema
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.declared_columns import NO_MAPPING, ColumnMapping
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.state_rows import key_schema
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.root import Done, Pending, StateRoot
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store_schema import StoreSchema
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 OTHER_QUERY = "22222222-0000-4000-8000-000000000000"

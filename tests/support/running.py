@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resources.launcher.platform import LOGS
+from statekeeper.resources.launcher.platform import LOGS
 from tests.support.processes import children_of, in_session, kill
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statestore.format.plain_values import plain_rows
-from statestore.maintenance import passes
-from statestore.maintenance.passes import PreparedFiles, PreparedRows
-from statestore.maintenance.savepoints.columns import digest_of, digest_sum
-from statestore.storage import Storage
+from statekeeper.statestore.format.plain_values import plain_rows
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.passes import PreparedFiles, PreparedRows
+from statekeeper.statestore.maintenance.savepoints.columns import digest_of, digest_sum
+from statekeeper.statestore.storage import Storage
 from tests.support.clones import FULL
 from tests.support.dumped import Row
 from tests.support.maintainers import MAINTAINER

@@ -13,11 +13,11 @@ from typing import Any
 
 from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
-from statestore.maintenance.snapshot import (
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.snapshot import (
     MEMORY_BYTES,
     SnapshotPlan,
     SnapshotPolicy,
@@ -27,7 +27,7 @@ from statestore.maintenance.snapshot import (
     gather,
     plan,
 )
-from statestore.storage import Storage
+from statekeeper.statestore.storage import Storage
 
 ROWS_PER_TABLE = 4
 _OURS = "rocksdict-config.json"

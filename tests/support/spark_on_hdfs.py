@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from statestore.clock import RandomIds
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.storage import open_storage
 from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import Operator
 from tests.support.remote_queries import ElsewhereQuery

@@ -6,13 +6,13 @@ import io
 import json
 from collections.abc import Iterable
 
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.checksum import checksum
-from statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
-from statestore.format.names import StorePath, VersionId
-from statestore.storage import Storage
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.checksum import checksum
+from statekeeper.statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
 from tests.support.hosts import column
 

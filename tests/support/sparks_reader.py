@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.structure import Structure
 
 _CONF = {
     PROVIDER: Provider.ROCKSDB.class_name,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statestore.errors import StatekeeperError
-from statestore.storage import Storage
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.storage import Storage
 
 PATHS = ["a", "b/c", "b/d", "b.e", "_statekeeper/tmp/f", "b/.g.crc"]
 

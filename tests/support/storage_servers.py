@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from statestore.storage import StorageSpec
+from statekeeper.statestore.storage import StorageSpec
 
 STORES = Path(__file__).resolve().parents[2] / "var" / "stores"
 

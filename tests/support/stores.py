@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.lineage import Lineage
-from statestore.storage import Storage
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.storage import Storage
 from tests.support.hosts import Host
 
 GONE = VersionId(1, "00000000-0000-4000-8000-000000000000")

@@ -11,16 +11,16 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.batch_log import LogLayout
-from pipelines.host import Host
-from pipelines.initial import Initial
-from pipelines.operator import StatefulOperator
-from pipelines.progress import BatchReport, Phase
-from pipelines.query import StatefulQuery, start
-from pipelines.sinks import DeltaSink, Sink, Writer
-from statestore.format.structure import Structure
-from statestore.maintenance import unpack
-from statestore.storage import StorageSpec, open_storage
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.initial import Initial
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.progress import BatchReport, Phase
+from statekeeper.pipelines.query import StatefulQuery, start
+from statekeeper.pipelines.sinks import DeltaSink, Sink, Writer
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support import sparks_reader
 
 

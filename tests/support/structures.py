@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits
-from statestore.format import logs, names
-from statestore.format.changelog import Header, read_changelog
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import StoreFileKind, StorePath, VersionId
-from statestore.loading.loader import Loader
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.changelog import Header, read_changelog
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import State, column
 

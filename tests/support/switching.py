@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import Clock, RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, runs, snapshot, switchover
-from statestore.maintenance.switchover import Machine, Progress, SwitchPlan
-from statestore.storage import Kind, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, runs, snapshot, switchover
+from statekeeper.statestore.maintenance.switchover import Machine, Progress, SwitchPlan
+from statekeeper.statestore.storage import Kind, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash

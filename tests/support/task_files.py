@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.data_files import TableFiles
-from pipelines.sinks import Attempt, DeltaSink
-from statestore.clock import RandomIds
+from statekeeper.pipelines.data_files import TableFiles
+from statekeeper.pipelines.sinks import Attempt, DeltaSink
+from statekeeper.statestore.clock import RandomIds
 
 SIMPLE = pa.schema([("key", pa.int64()), ("region", pa.string())])
 

@@ -9,25 +9,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.assignments import Assignments
-from pipelines.event_time import EventClock
-from pipelines.operator import StatefulOperator
-from pipelines.partitioning import GROUP_COLUMN, Partitioning
-from pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts
-from pipelines.stored import stored
-from pipelines.task import Task, TaskPlan, Worker
-from pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
-from pipelines.times import TIMESTAMP
-from statestore.batch_times import BatchTimes
-from statestore.clock import RandomIds, SystemClock
-from statestore.engine.sweep import SweepLimits
-from statestore.format import due_keys, state_rows
-from statestore.format.names import EMPTY, StorePath
-from statestore.format.structure import Structure
-from statestore.format.unsafe_row import decode_rows
-from statestore.storage import StorageSpec, open_storage
-from statestore.store import StateStore, StoreAddress
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.event_time import EventClock
+from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts
+from statekeeper.pipelines.stored import stored
+from statekeeper.pipelines.task import Task, TaskPlan, Worker
+from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
+from statekeeper.pipelines.times import TIMESTAMP
+from statekeeper.statestore.batch_times import BatchTimes
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format import due_keys, state_rows
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store_limits import StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
 KEY = pa.schema([("key", pa.int64())])

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.assignments import Assignments
-from pipelines.batch_log import LogLayout, changelogs_of, part_of
-from pipelines.event_time import EventClock
-from pipelines.given_rows import GivenStream
-from pipelines.operator import StatefulOperator, Update
-from pipelines.partitioning import Partitioning
-from pipelines.reports import PartitionReport, Reported, checked
-from pipelines.stored import store_schemas
-from pipelines.task import Task, TaskPlan, Worker
-from pipelines.task_outputs import TaskOutputs
-from pipelines.times import TIMESTAMP, Batch, Ttl
-from statestore import catalog
-from statestore.binding import Binding
-from statestore.clock import SystemClock
-from statestore.engine.sweep import SweepLimits
-from statestore.format.logs import OffsetLog
-from statestore.format.structure import Structure
-from statestore.loading.open_copies import OpenCopies
-from statestore.root import Done, Pending, Ready, StateRoot
-from statestore.storage import Storage, StorageSpec
-from statestore.store_limits import StoreLimits
+from statekeeper.pipelines.assignments import Assignments
+from statekeeper.pipelines.batch_log import LogLayout, changelogs_of, part_of
+from statekeeper.pipelines.event_time import EventClock
+from statekeeper.pipelines.given_rows import GivenStream
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.partitioning import Partitioning
+from statekeeper.pipelines.reports import PartitionReport, Reported, checked
+from statekeeper.pipelines.stored import store_schemas
+from statekeeper.pipelines.task import Task, TaskPlan, Worker
+from statekeeper.pipelines.task_outputs import TaskOutputs
+from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.loading.open_copies import OpenCopies
+from statekeeper.statestore.root import Done, Pending, Ready, StateRoot
+from statekeeper.statestore.storage import Storage, StorageSpec
+from statekeeper.statestore.store_limits import StoreLimits
 from tests.support.roots import IDS, QUERY, outer
 
 ROWS = pa.schema([("key", pa.int64()), ("at", TIMESTAMP)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from statestore.storage import Storage
-from statestore.store import StateStore
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store import StateStore
 from tests.support.hosts import Host, State, column
 
 PART_BYTES = 40_000

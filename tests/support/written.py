@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statestore import catalog
-from statestore.maintenance import audit
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped, expected, shown
 from tests.support.unpacked import unpacked
 

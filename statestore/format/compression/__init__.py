@@ -20,11 +20,11 @@ import mmap
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format.compression import lz4_java, lzf, xerial_snappy, zstd
-from statestore.format.compression.block_writer import CompressedWriter
-from statestore.format.compression.compressed_file import CompressedFile
-from statestore.format.compression.lz4_java import BlockWriter
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.compression import lz4_java, lzf, xerial_snappy, zstd
+from statekeeper.statestore.format.compression.block_writer import CompressedWriter
+from statekeeper.statestore.format.compression.compressed_file import CompressedFile
+from statekeeper.statestore.format.compression.lz4_java import BlockWriter
 
 __all__ = ["BlockWriter", "CompressedWriter", "blocks", "is_guarded", "writer"]
 

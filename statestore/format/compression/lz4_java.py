@@ -17,8 +17,8 @@ from typing import BinaryIO
 import lz4.block
 import xxhash
 
-from statestore.format.compression.block_writer import Blocks
-from statestore.format.compression.compressed_file import CompressedFile
+from statekeeper.statestore.format.compression.block_writer import Blocks
+from statekeeper.statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = b"LZ4Block"
 _HEADER = struct.Struct("<8sBiii")

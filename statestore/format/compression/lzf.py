@@ -21,8 +21,8 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from statestore.format.compression.block_writer import Blocks
-from statestore.format.compression.compressed_file import CompressedFile
+from statekeeper.statestore.format.compression.block_writer import Blocks
+from statekeeper.statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = b"ZV"
 _HEADER = struct.Struct(">2sBH")

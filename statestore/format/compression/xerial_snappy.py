@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from statestore.format.compression.block_writer import Blocks
-from statestore.format.compression.compressed_file import LARGEST_BLOCK_BYTES, CompressedFile
+from statekeeper.statestore.format.compression.block_writer import Blocks
+from statekeeper.statestore.format.compression.compressed_file import LARGEST_BLOCK_BYTES, CompressedFile
 
 MAGIC = b"\x82SNAPPY\0"
 _HEADER = MAGIC + struct.pack(">ii", 1, 1)

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from statestore.format.compression.compressed_file import CompressedFile
+from statekeeper.statestore.format.compression.compressed_file import CompressedFile
 
 MAGIC = bytes.fromhex("28b52ffd")
 _PIECE_BYTES = 256 * 1024

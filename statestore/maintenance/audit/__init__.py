@@ -9,8 +9,8 @@ lineage in the head equals the commit log. Files that the next garbage collectio
 Sources: SPARK-43421 (changelogs and snapshots), SPARK-49374 (ids in the commit log, lineage in changelogs).
 """
 
-from statestore.maintenance.audit.facts import AuditFacts
-from statestore.maintenance.audit.findings import (
+from statekeeper.statestore.maintenance.audit.facts import AuditFacts
+from statekeeper.statestore.maintenance.audit.findings import (
     Audit,
     AuditPolicy,
     Finding,
@@ -19,8 +19,8 @@ from statestore.maintenance.audit.findings import (
     Severity,
     StoreAudit,
 )
-from statestore.maintenance.audit.gather import gather
-from statestore.maintenance.audit.judge import judge
+from statekeeper.statestore.maintenance.audit.gather import gather
+from statekeeper.statestore.maintenance.audit.judge import judge
 
 __all__ = [
     "Audit",

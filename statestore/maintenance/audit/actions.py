@@ -1,7 +1,7 @@
 """The next steps that several findings name."""
 
-from statestore.format.provider import Provider
-from statestore.maintenance.audit.findings import Restart
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.audit.findings import Restart
 
 RESTORE = "restore the file from a backup"
 UPGRADE = "upgrade Statekeeper; do not change the file"

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from statestore.chain import Chain
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import compression, names
-from statestore.format.changelog import Readable
-from statestore.format.checksum import first_misfit
-from statestore.format.names import VersionId
-from statestore.format.provider import Provider
-from statestore.loading.local_file import readable
-from statestore.loading.sidecars import misfit, pieces
-from statestore.maintenance.audit.facts import Keeper, Refused
-from statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import compression, names
+from statekeeper.statestore.format.changelog import Readable
+from statekeeper.statestore.format.checksum import first_misfit
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.loading.local_file import readable
+from statekeeper.statestore.loading.sidecars import misfit, pieces
+from statekeeper.statestore.maintenance.audit.facts import Keeper, Refused
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 
 def empty(chain: Chain) -> Iterator[Refused]:

@@ -11,14 +11,21 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from statestore.catalog import StoreFiles
-from statestore.errors import UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import logs, names, operators
-from statestore.format.names import StorePath, VersionId
-from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.maintenance.audit.facts import LogFacts, Misfit, NotAudited, RootFacts, StoreAuditFacts, attempt
-from statestore.storage import Storage, at_once
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.errors import UnknownFormatVersion
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
+from statekeeper.statestore.maintenance.audit.facts import (
+    LogFacts,
+    Misfit,
+    NotAudited,
+    RootFacts,
+    StoreAuditFacts,
+    attempt,
+)
+from statekeeper.statestore.storage import Storage, at_once
 
 
 def with_commits(

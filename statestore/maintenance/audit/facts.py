@@ -8,27 +8,27 @@ from enum import Enum
 from functools import cached_property, partial
 from typing import TypeVar
 
-from statestore.binding import Binding
-from statestore.catalog import StoreFiles
-from statestore.chain import Chain
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
-from statestore.format.families import Family
-from statestore.format.logs import CommitLog, OffsetLog
-from statestore.format.names import StorePath, VersionId
-from statestore.format.operators import OperatorMetadata
-from statestore.format.provider import Provider
-from statestore.format.state_conf import shuffle_partitions
-from statestore.later_schemas import OlderSchemas
-from statestore.lineage import Lineage
-from statestore.maintenance.moved import Moved
-from statestore.maintenance.skipped_batches import SkippedBatches
-from statestore.origin import Origin
-from statestore.restart import LostEntries
-from statestore.stateless import Stateless
-from statestore.storage import Omitted, RequestCounts
-from statestore.switch_journal import OpenJournal
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.logs import CommitLog, OffsetLog
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.operators import OperatorMetadata
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.state_conf import shuffle_partitions
+from statekeeper.statestore.later_schemas import OlderSchemas
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.maintenance.moved import Moved
+from statekeeper.statestore.maintenance.skipped_batches import SkippedBatches
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.restart import LostEntries
+from statekeeper.statestore.stateless import Stateless
+from statekeeper.statestore.storage import Omitted, RequestCounts
+from statekeeper.statestore.switch_journal import OpenJournal
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import codes
-from statestore.maintenance.audit.facts import Decoded
-from statestore.stateless import Stateless
-from statestore.storage import RequestCounts
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import codes
+from statekeeper.statestore.maintenance.audit.facts import Decoded
+from statekeeper.statestore.stateless import Stateless
+from statekeeper.statestore.storage import RequestCounts
 
 
 class Severity(IntEnum):

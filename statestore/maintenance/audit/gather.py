@@ -9,30 +9,44 @@ from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
-from statestore import catalog, restart, stateless, switch_journal
-from statestore.binding import Binding, read_binding
-from statestore.catalog import StoreFiles
-from statestore.engine.scratch import require_usable
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import file_source, logs, names, names_in_spark, operators
-from statestore.format.names import StorePath
-from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.format.provider import Provider, provider_of
-from statestore.format.state_conf import OURS, StateConf, state_conf
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.later_schemas import OlderSchemas
-from statestore.maintenance import hidden_checksums, moved, quarantine, skipped_batches, time_line, verification
-from statestore.maintenance.audit import checksums, commits, settings
-from statestore.maintenance.audit.facts import AuditFacts, LogFacts, NotAudited, RootFacts, StoreAuditFacts, attempt
-from statestore.maintenance.audit.layouts import layouts
-from statestore.maintenance.audit.store import Way, gather_store
-from statestore.maintenance.skipped_batches import SkippedBatches
-from statestore.origin import Origin, origin_among
-from statestore.restart import LostEntries
-from statestore.stateless import Stateless
-from statestore.storage import Entry, Storage, at_once, is_hidden, list_members, read_lines
-from statestore.switch_journal import Begun, OpenJournal
+from statekeeper.statestore import catalog, restart, stateless, switch_journal
+from statekeeper.statestore.binding import Binding, read_binding
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.engine.scratch import require_usable
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import file_source, logs, names, names_in_spark, operators
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
+from statekeeper.statestore.format.provider import Provider, provider_of
+from statekeeper.statestore.format.state_conf import OURS, StateConf, state_conf
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.later_schemas import OlderSchemas
+from statekeeper.statestore.maintenance import (
+    hidden_checksums,
+    moved,
+    quarantine,
+    skipped_batches,
+    time_line,
+    verification,
+)
+from statekeeper.statestore.maintenance.audit import checksums, commits, settings
+from statekeeper.statestore.maintenance.audit.facts import (
+    AuditFacts,
+    LogFacts,
+    NotAudited,
+    RootFacts,
+    StoreAuditFacts,
+    attempt,
+)
+from statekeeper.statestore.maintenance.audit.layouts import layouts
+from statekeeper.statestore.maintenance.audit.store import Way, gather_store
+from statekeeper.statestore.maintenance.skipped_batches import SkippedBatches
+from statekeeper.statestore.origin import Origin, origin_among
+from statekeeper.statestore.restart import LostEntries
+from statekeeper.statestore.stateless import Stateless
+from statekeeper.statestore.storage import Entry, Storage, at_once, is_hidden, list_members, read_lines
+from statekeeper.statestore.switch_journal import Begun, OpenJournal
 
 _NEWEST_OFFSETS = 2
 """The offsets of the last committed batch and of a running one. The oldest offsets are read too: they show a later

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from statestore import restart
-from statestore.file_problem import Flaw
-from statestore.format.names import StorePath
-from statestore.format.provider import Provider
-from statestore.maintenance.audit import actions, judge_spark
-from statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
-from statestore.maintenance.audit.findings import Audit, AuditPolicy, Finding, FindingKind, Restart, Severity
-from statestore.maintenance.audit.judge_root import of_logs, of_root, way_to, without_offsets
-from statestore.maintenance.audit.judge_store import of_store, store_audit
-from statestore.maintenance.audit.view import View, ranges, view
-from statestore.maintenance.commands import with_root
-from statestore.restart import Way
-from statestore.switch_journal import OpenJournal
+from statekeeper.statestore import restart
+from statekeeper.statestore.file_problem import Flaw
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.audit import actions, judge_spark
+from statekeeper.statestore.maintenance.audit.facts import AuditFacts, NotAudited, StoreAuditFacts, is_unknown
+from statekeeper.statestore.maintenance.audit.findings import (
+    Audit,
+    AuditPolicy,
+    Finding,
+    FindingKind,
+    Restart,
+    Severity,
+)
+from statekeeper.statestore.maintenance.audit.judge_root import of_logs, of_root, way_to, without_offsets
+from statekeeper.statestore.maintenance.audit.judge_store import of_store, store_audit
+from statekeeper.statestore.maintenance.audit.view import View, ranges, view
+from statekeeper.statestore.maintenance.commands import with_root
+from statekeeper.statestore.restart import Way
+from statekeeper.statestore.switch_journal import OpenJournal
 
 _NAMED_FILES = 5
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from statestore import restart
-from statestore.binding import Binding
-from statestore.counts import counted
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
-from statestore.format.operators import OperatorMetadata
-from statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE, roll_back
-from statestore.maintenance.audit.facts import AuditFacts, is_unknown
-from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
-from statestore.origin import Origin
-from statestore.restart import Way
-from statestore.storage.urls import Locality
-from statestore.switch_journal import OpenJournal
+from statekeeper.statestore import restart
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.operators import OperatorMetadata
+from statekeeper.statestore.maintenance.audit.actions import REPAIR, RESTORE, START_JOB, UPGRADE, roll_back
+from statekeeper.statestore.maintenance.audit.facts import AuditFacts, is_unknown
+from statekeeper.statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.restart import Way
+from statekeeper.statestore.storage.urls import Locality
+from statekeeper.statestore.switch_journal import OpenJournal
 
 
 def of_logs(facts: AuditFacts, restart: Restart) -> Iterator[Finding]:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from statestore.catalog import StoreFiles
-from statestore.file_problem import FileProblem
-from statestore.format import names, names_in_spark
-from statestore.format.logs import SHUFFLE_PARTITIONS
-from statestore.format.names import StorePath, VersionId
-from statestore.format.operators import OperatorMetadata
-from statestore.format.provider import Provider
-from statestore.format.sparks import RETAINED_VERSIONS, Spark
-from statestore.format.structure import FORMAT_VERSION, Structure
-from statestore.maintenance import time_line
-from statestore.maintenance.audit.actions import REPAIR, move_away
-from statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
-from statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
-from statestore.maintenance.audit.view import View, ranges
-from statestore.origin import Origin
-from statestore.storage.omissions import SYMBOLIC_LINK
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.file_problem import FileProblem
+from statekeeper.statestore.format import names, names_in_spark
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.operators import OperatorMetadata
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.sparks import RETAINED_VERSIONS, Spark
+from statekeeper.statestore.format.structure import FORMAT_VERSION, Structure
+from statekeeper.statestore.maintenance import time_line
+from statekeeper.statestore.maintenance.audit.actions import REPAIR, move_away
+from statekeeper.statestore.maintenance.audit.facts import AuditFacts, Keeper, Refused
+from statekeeper.statestore.maintenance.audit.findings import Finding, FindingKind, Restart, Severity, root_finding
+from statekeeper.statestore.maintenance.audit.view import View, ranges
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage.omissions import SYMBOLIC_LINK
 
 _MOVE = "move the file out of the checkpoint"
 

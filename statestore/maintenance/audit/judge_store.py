@@ -6,20 +6,27 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from statestore.chain import Chain
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names
-from statestore.format.changelog_writer import lineage_bytes
-from statestore.format.names import VersionId
-from statestore.format.provider import Provider
-from statestore.lineage import shortened
-from statestore.maintenance.audit.actions import RESTORE, move_away, roll_back
-from statestore.maintenance.audit.facts import StoreAuditFacts
-from statestore.maintenance.audit.findings import AuditPolicy, Finding, FindingKind, Restart, Severity, StoreAudit
-from statestore.maintenance.audit.view import View, ranges
-from statestore.maintenance.time_line import leads_back
-from statestore.origin import Origin
-from statestore.storage import Entry
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.changelog_writer import lineage_bytes
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.lineage import shortened
+from statekeeper.statestore.maintenance.audit.actions import RESTORE, move_away, roll_back
+from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.audit.findings import (
+    AuditPolicy,
+    Finding,
+    FindingKind,
+    Restart,
+    Severity,
+    StoreAudit,
+)
+from statekeeper.statestore.maintenance.audit.view import View, ranges
+from statekeeper.statestore.maintenance.time_line import leads_back
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Entry
 
 _REPAIR_REPLAYS = 500
 """Default of Spark's autoSnapshotRepair.maxChangeFileReplay, in changelogs."""

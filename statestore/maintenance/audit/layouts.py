@@ -9,13 +9,19 @@ from functools import partial
 
 import pyarrow as pa
 
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names, operators
-from statestore.format.families import Family, hdfs_backed_family, parse_families, plain_family, undescribed_prefix
-from statestore.format.operators import OperatorMetadata, StoreInfo
-from statestore.format.provider import Provider
-from statestore.maintenance.audit.facts import Layout, StoreKind, attempt
-from statestore.storage import Storage
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.format.families import (
+    Family,
+    hdfs_backed_family,
+    parse_families,
+    plain_family,
+    undescribed_prefix,
+)
+from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.audit.facts import Layout, StoreKind, attempt
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

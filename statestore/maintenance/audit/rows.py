@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from statestore.chain import Chain
-from statestore.errors import CorruptFile
-from statestore.file_problem import FileProblem
-from statestore.format.changelog import Changes, Kind
-from statestore.format.families import Family
-from statestore.format.family_rows import FAMILY_BYTES, decode_keys, decode_rows_of, family_id
-from statestore.format.names import VersionId
-from statestore.format.state_conf import UNSAFE_ROW, StateConf
-from statestore.maintenance.audit.facts import Layout
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.file_problem import FileProblem
+from statekeeper.statestore.format.changelog import Changes, Kind
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, decode_keys, decode_rows_of, family_id
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.state_conf import UNSAFE_ROW, StateConf
+from statekeeper.statestore.maintenance.audit.facts import Layout
 
 _ROWS_AT_ONCE = 10_000
 

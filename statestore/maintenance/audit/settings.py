@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import logs, names
-from statestore.format.logs import SHUFFLE_PARTITIONS, OffsetLog
-from statestore.format.provider import PROVIDER, Provider, provider_of
-from statestore.format.state_conf import SETTINGS_OF_STATE
-from statestore.maintenance.audit.facts import LogFacts
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, OffsetLog
+from statekeeper.statestore.format.provider import PROVIDER, Provider, provider_of
+from statekeeper.statestore.format.state_conf import SETTINGS_OF_STATE
+from statekeeper.statestore.maintenance.audit.facts import LogFacts
+from statekeeper.statestore.storage import Entry, Storage
 
 _OF_REWRITES = (PROVIDER, SHUFFLE_PARTITIONS)
 """The settings that a conversion, a rescale and Spark's own repartitioning change."""

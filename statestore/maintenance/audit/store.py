@@ -7,28 +7,42 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from statestore import catalog, digests
-from statestore.catalog import StoreFiles
-from statestore.chain import Chain, StoredSnapshot, walk
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, StorageError, UnknownFormatVersion
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format.batch_log import object_of
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.records import changes_of
-from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import Lineage
-from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
-from statestore.loading.local_file import readable
-from statestore.maintenance import verification
-from statestore.maintenance.audit import checksums
-from statestore.maintenance.audit.facts import Decoded, Layout, NotAudited, Refused, StoreAuditFacts, StoreKind, attempt
-from statestore.maintenance.audit.rows import RowCheck
-from statestore.maintenance.verification import Reads
-from statestore.storage import Omitted, Storage
-from statestore.storage.paths import is_below
+from statekeeper.statestore import catalog, digests
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import Chain, StoredSnapshot, walk
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import (
+    CorruptFile,
+    LocalStateDamaged,
+    StatekeeperError,
+    StorageError,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.records import changes_of
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.lineage import Lineage
+from statekeeper.statestore.loading.base import SnapshotUnusable, blamed_file, open_base
+from statekeeper.statestore.loading.local_file import readable
+from statekeeper.statestore.maintenance import verification
+from statekeeper.statestore.maintenance.audit import checksums
+from statekeeper.statestore.maintenance.audit.facts import (
+    Decoded,
+    Layout,
+    NotAudited,
+    Refused,
+    StoreAuditFacts,
+    StoreKind,
+    attempt,
+)
+from statekeeper.statestore.maintenance.audit.rows import RowCheck
+from statekeeper.statestore.maintenance.verification import Reads
+from statekeeper.statestore.storage import Omitted, Storage
+from statekeeper.statestore.storage.paths import is_below
 
 _ERRORS_OF_ROCKSDB = {"Mismatch in unique ID": Flaw.REPLACED, "file size mismatch": Flaw.MISMATCH}
 _MEANINGS_OF_ROCKSDB = {

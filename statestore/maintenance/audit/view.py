@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from statestore.chain import Chain, StoredSnapshot
-from statestore.format.java_io import UTF_LIMIT_BYTES
-from statestore.format.names import VersionId
-from statestore.lineage_ceiling import LINEAGE_STOP_BYTES
-from statestore.maintenance.audit.facts import StoreAuditFacts
-from statestore.maintenance.audit.findings import AuditPolicy
-from statestore.origin import Origin
+from statekeeper.statestore.chain import Chain, StoredSnapshot
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES
+from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.audit.findings import AuditPolicy
+from statekeeper.statestore.origin import Origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ reflink. Else they pass through this process. Files with the id of the query or 
 destination is no checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
-from statestore.maintenance.copies.copy_file import CopyFile, Way, oldest_batch
-from statestore.maintenance.copies.execute import begin, execute, require_unchanged
-from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.gather import chains, gather
-from statestore.maintenance.copies.plan import ClonePlan, FreshIds, plan
-from statestore.maintenance.copies.record import CloneRecord
-from statestore.maintenance.copies.settled import newest_settled
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Way, oldest_batch
+from statekeeper.statestore.maintenance.copies.execute import begin, execute, require_unchanged
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts
+from statekeeper.statestore.maintenance.copies.gather import chains, gather
+from statekeeper.statestore.maintenance.copies.plan import ClonePlan, FreshIds, plan
+from statekeeper.statestore.maintenance.copies.record import CloneRecord
+from statekeeper.statestore.maintenance.copies.settled import newest_settled
 
 __all__ = [
     "CloneFacts",

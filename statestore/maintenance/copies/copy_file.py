@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.format import names
-from statestore.storage import Entry
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Entry
 
 
 class Part(Enum):

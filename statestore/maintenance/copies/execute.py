@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from statestore.engine.scratch import work_folder
-from statestore.errors import (
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import (
     AlreadyExists,
     DestinationNotEmpty,
     ObjectMissing,
@@ -15,14 +15,14 @@ from statestore.errors import (
     StatekeeperError,
     StorageError,
 )
-from statestore.format import names
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.format.structure import Structure
-from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
-from statestore.maintenance.copies.plan import ClonePlan
-from statestore.maintenance.pool import in_pool
-from statestore.storage import Storage, at_once
-from statestore.storage.base import changed
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Part, Way
+from statekeeper.statestore.maintenance.copies.plan import ClonePlan
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.storage.base import changed
 
 AT_ONCE = 8
 """Files that are copied at the same time."""

@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from statestore import binding
-from statestore.chain import Chain
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.format import file_source, logs, mirror_names, names
-from statestore.format.names import VersionId
-from statestore.format.operators import parse_operator, with_schema_uris
-from statestore.format.structure import Structure
-from statestore.maintenance import moved
-from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark, part_of
-from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.record import CloneRecord
-from statestore.storage import Entry
-from statestore.storage.urls import as_spark_writes_it
+from statekeeper.statestore import binding
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import file_source, logs, mirror_names, names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.operators import parse_operator, with_schema_uris
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import moved
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark, part_of
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts
+from statekeeper.statestore.maintenance.copies.record import CloneRecord
+from statekeeper.statestore.storage import Entry
+from statekeeper.statestore.storage.urls import as_spark_writes_it
 
 
 def files_of(

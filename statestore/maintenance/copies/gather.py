@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from statestore import binding, catalog, restart
-from statestore.catalog import FilesByStore
-from statestore.chain import Chain, walk
-from statestore.commit_log import CommitLog
-from statestore.errors import NotACheckpoint
-from statestore.format import logs, names
-from statestore.format.names import StorePath
-from statestore.format.provider import Provider
-from statestore.maintenance.copies import record
-from statestore.maintenance.copies.facts import CloneFacts, Place
-from statestore.maintenance.copies.settled import newest_settled
-from statestore.maintenance.row_schemas import rows_at
-from statestore.maintenance.source_positions import positions_at
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, at_once, list_members
+from statekeeper.statestore import binding, catalog, restart
+from statekeeper.statestore.catalog import FilesByStore
+from statekeeper.statestore.chain import Chain, walk
+from statekeeper.statestore.commit_log import CommitLog
+from statekeeper.statestore.errors import NotACheckpoint
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.copies import record
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts, Place
+from statekeeper.statestore.maintenance.copies.settled import newest_settled
+from statekeeper.statestore.maintenance.row_schemas import rows_at
+from statekeeper.statestore.maintenance.source_positions import positions_at
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, at_once, list_members
 
 
 def gather(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from statestore import restart
-from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, StatekeeperError, StorageError, VersionNotLoadable
-from statestore.format import names
-from statestore.maintenance.copies.copy_file import CopyFile, Way
-from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.record import CloneRecord
-from statestore.maintenance.starts import lost_logs
+from statekeeper.statestore import restart
+from statekeeper.statestore.errors import (
+    DestinationNotEmpty,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    StorageError,
+    VersionNotLoadable,
+)
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Way
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts
+from statekeeper.statestore.maintenance.copies.record import CloneRecord
+from statekeeper.statestore.maintenance.starts import lost_logs
 
 
 def obstacles(gathered: CloneFacts, files: Iterable[CopyFile]) -> Iterator[StatekeeperError]:

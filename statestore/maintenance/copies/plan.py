@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.errors import StatekeeperError
-from statestore.format.structure import Structure
-from statestore.maintenance.copies.copy_file import CopyFile, Part, Way
-from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.files import files_of
-from statestore.maintenance.copies.obstacles import obstacles, occupied
-from statestore.maintenance.copies.record import CloneRecord
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Part, Way
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts
+from statekeeper.statestore.maintenance.copies.files import files_of
+from statekeeper.statestore.maintenance.copies.obstacles import obstacles, occupied
+from statekeeper.statestore.maintenance.copies.record import CloneRecord
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format import names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.storage import Storage, read_or_none
 
 _FORMAT = 1
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from statestore import catalog
-from statestore.format.structure import Structure
-from statestore.maintenance import labels
-from statestore.maintenance.copies import record
-from statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import labels
+from statekeeper.statestore.maintenance.copies import record
+from statekeeper.statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 
 def newest_settled(source: Storage, origin: Origin, newest: int, *, stopped: bool) -> int:

@@ -6,14 +6,14 @@
 An edit replaces the newest committed version, so that a batch that has begun runs again on the edited state.
 """
 
-from statestore.maintenance.edits.changes import StoreChanges
-from statestore.maintenance.edits.execute import execute
-from statestore.maintenance.edits.gather import gather
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.edits.plan import plan
-from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
-from statestore.maintenance.edits.roll_back import roll_back
-from statestore.maintenance.edits.undo import require_reversible
+from statekeeper.statestore.maintenance.edits.changes import StoreChanges
+from statekeeper.statestore.maintenance.edits.execute import execute
+from statekeeper.statestore.maintenance.edits.gather import gather
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.edits.plan import plan
+from statekeeper.statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
+from statekeeper.statestore.maintenance.edits.roll_back import roll_back
+from statekeeper.statestore.maintenance.edits.undo import require_reversible
 
 __all__ = [
     "Edit",

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from statestore.contents import OpenStore
-from statestore.differences import Change, ChangedPair, Difference, decoded
-from statestore.engine.rocks import Database
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import CorruptFile
-from statestore.format.names import StorePath
-from statestore.maintenance.edits.selection import Selection
+from statekeeper.statestore.contents import OpenStore
+from statekeeper.statestore.differences import Change, ChangedPair, Difference, decoded
+from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.edits.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)

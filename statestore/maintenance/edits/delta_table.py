@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.errors import SchemaMismatch, UnsupportedEnvironment
 
 LOG = "_delta_log"
 _READABLE_FEATURES = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})

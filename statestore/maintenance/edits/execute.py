@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from statestore import switch_journal as journal
-from statestore.contents import OpenStore
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.loading.loaded import Restored
-from statestore.maintenance import audit
-from statestore.maintenance.audit import AuditPolicy, FindingKind
-from statestore.maintenance.edits import changes
-from statestore.maintenance.edits.own_rows import require_no_attempt
-from statestore.maintenance.edits.place import has_gone_on, is_edited, put_in_place, remove_guards
-from statestore.maintenance.edits.plans import EditPlan, StoreEdit
-from statestore.maintenance.rewrites.execute import require_as_planned
-from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, StoreStep, SwitchPhase
-from statestore.maintenance.switchover.commit import require_newest, require_snapshots, rewrite_commit
-from statestore.maintenance.switchover.rewrite import build, make_each
-from statestore.origin import Origin
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, Ending, Made, RewriteKind
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.contents import OpenStore
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.loading.loaded import Restored
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind
+from statekeeper.statestore.maintenance.edits import changes
+from statekeeper.statestore.maintenance.edits.own_rows import require_no_attempt
+from statekeeper.statestore.maintenance.edits.place import has_gone_on, is_edited, put_in_place, remove_guards
+from statekeeper.statestore.maintenance.edits.plans import EditPlan, StoreEdit
+from statekeeper.statestore.maintenance.rewrites.execute import require_as_planned
+from statekeeper.statestore.maintenance.switchover import Machine, Progress, ProgressCallback, StoreStep, SwitchPhase
+from statekeeper.statestore.maintenance.switchover.commit import require_newest, require_snapshots, rewrite_commit
+from statekeeper.statestore.maintenance.switchover.rewrite import build, make_each
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, Ending, Made, RewriteKind
 
 
 def execute(

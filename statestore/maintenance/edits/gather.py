@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.contents import contents_at, opened
-from statestore.errors import StatekeeperError
-from statestore.format.names import StorePath
-from statestore.format.sparks import Spark
-from statestore.maintenance import switchover
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.edits.changes import StoreChanges, find
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.edits.plans import SHOWN_ROWS, EditFacts
-from statestore.maintenance.edits.refusals import refusals
-from statestore.maintenance.edits.selection import Selection, select
-from statestore.maintenance.pool import WORKERS, in_pool
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.contents import contents_at, opened
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import switchover
+from statekeeper.statestore.maintenance.audit import AuditPolicy
+from statekeeper.statestore.maintenance.edits.changes import StoreChanges, find
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.edits.plans import SHOWN_ROWS, EditFacts
+from statekeeper.statestore.maintenance.edits.refusals import refusals
+from statekeeper.statestore.maintenance.edits.selection import Selection, select
+from statekeeper.statestore.maintenance.pool import WORKERS, in_pool
+from statekeeper.statestore.storage import Storage
 
 
 def gather(

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from statestore import attempts
-from statestore.binding import read_binding
-from statestore.contents import Contents
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import state_rows
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import StorePath
-from statestore.storage import Storage
+from statekeeper.statestore import attempts
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.contents import Contents
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import state_rows
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.storage import Storage
 
 
 def placed_rows(

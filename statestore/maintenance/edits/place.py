@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.errors import ObjectMissing
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance.switchover.commit import again, new_commit
-from statestore.maintenance.switchover.commit import has_gone_on as has_gone_on_in_v2
-from statestore.maintenance.switchover.moves import move_to_quarantine, put_back
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.errors import ObjectMissing
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.switchover.commit import again, new_commit
+from statekeeper.statestore.maintenance.switchover.commit import has_gone_on as has_gone_on_in_v2
+from statekeeper.statestore.maintenance.switchover.moves import move_to_quarantine, put_back
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun
 
 StillHeld = Callable[[], None]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.edits.place import strays
-from statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
-from statestore.maintenance.edits.refusals import steps_of
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.switchover import SwitchoverFacts, local_bytes
-from statestore.origin import Origin
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.edits.place import strays
+from statekeeper.statestore.maintenance.edits.plans import EditFacts, EditPlan, StoreEdit
+from statekeeper.statestore.maintenance.edits.refusals import steps_of
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.switchover import SwitchoverFacts, local_bytes
+from statekeeper.statestore.origin import Origin
 
 
 def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: int = WORKERS) -> EditPlan:

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore.contents import Contents
-from statestore.differences import Change, Difference
-from statestore.format.names import StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance.edits.changes import StoreChanges
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.edits.selection import Selection
-from statestore.maintenance.switchover import StoreStep, SwitchoverFacts
-from statestore.origin import Origin
-from statestore.switch_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.contents import Contents
+from statekeeper.statestore.differences import Change, Difference
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.edits.changes import StoreChanges
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.edits.selection import Selection
+from statekeeper.statestore.maintenance.switchover import StoreStep, SwitchoverFacts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import OpenJournal, RewriteKind
 
 SHOWN_ROWS = 20
 """The changed rows that a plan shows."""

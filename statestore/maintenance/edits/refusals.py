@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.format import names
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.rewrites.refusals import of_audit, of_disk, of_release, of_stores
-from statestore.maintenance.switchover import StoreStep, SwitchoverFacts, local_bytes, step_of
-from statestore.origin import Origin
-from statestore.switch_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.rewrites.refusals import of_audit, of_disk, of_release, of_stores
+from statekeeper.statestore.maintenance.switchover import StoreStep, SwitchoverFacts, local_bytes, step_of
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import OpenJournal, RewriteKind
 
 
 def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers: int) -> Iterator[str]:

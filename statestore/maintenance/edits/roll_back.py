@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance.edits.place import has_gone_on, take_back
-from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Ending, OpenJournal
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.edits.place import has_gone_on, take_back
+from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Ending, OpenJournal
 
 
 def roll_back(

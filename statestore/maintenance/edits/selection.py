@@ -13,25 +13,25 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from statestore import catalog
-from statestore.binding import stores_at
-from statestore.contents import Contents, Layout, layout
-from statestore.errors import RefusedAsUnsafe, SchemaMismatch
-from statestore.format.families import Family
-from statestore.format.family_encode import with_longs_for_nulls
-from statestore.format.family_rows import FAMILY_BYTES, decode_keys
-from statestore.format.murmur3 import partitions_of
-from statestore.format.names import StorePath
-from statestore.format.partition_keys import PartitionRule, key_hashes, partition_columns, partition_rules
-from statestore.format.plain_values import unique_names
-from statestore.format.row_encodings import RowEncoding
-from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.format.unsafe_row import encode_rows, normalise_keys
-from statestore.maintenance.edits import own_rows
-from statestore.maintenance.edits.goal import Edit
-from statestore.maintenance.given_values import typed_columns, typed_texts
-from statestore.origin import Origin
-from statestore.timed_stores import index_of
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import stores_at
+from statekeeper.statestore.contents import Contents, Layout, layout
+from statekeeper.statestore.errors import RefusedAsUnsafe, SchemaMismatch
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.family_encode import with_longs_for_nulls
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, decode_keys
+from statekeeper.statestore.format.murmur3 import partitions_of
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.partition_keys import PartitionRule, key_hashes, partition_columns, partition_rules
+from statekeeper.statestore.format.plain_values import unique_names
+from statekeeper.statestore.format.row_encodings import RowEncoding
+from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
+from statekeeper.statestore.format.unsafe_row import encode_rows, normalise_keys
+from statekeeper.statestore.maintenance.edits import own_rows
+from statekeeper.statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.maintenance.given_values import typed_columns, typed_texts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.timed_stores import index_of
 
 Rules = Mapping[tuple[str, str | None], PartitionRule]
 """How the rows of an operator are partitioned, by store and family."""

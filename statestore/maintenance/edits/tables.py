@@ -10,9 +10,9 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 
-from statestore.errors import SchemaMismatch
-from statestore.maintenance.edits.delta_table import LOG, read_delta_table
-from statestore.maintenance.edits.goal import Edit
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.maintenance.edits.delta_table import LOG, read_delta_table
+from statekeeper.statestore.maintenance.edits.goal import Edit
 
 _HINT = "give a .parquet, .arrow, .feather or .csv file, or the folder of a Delta table"
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.catalog import StoreFiles
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import logs, names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import read_snapshot
-from statestore.format.structure import Structure
-from statestore.maintenance import quarantine, snapshot
-from statestore.maintenance.edits.own_rows import require_no_attempt
-from statestore.maintenance.edits.place import guard_path
-from statestore.maintenance.switchover.commit import new_commit
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import quarantine, snapshot
+from statekeeper.statestore.maintenance.edits.own_rows import require_no_attempt
+from statekeeper.statestore.maintenance.edits.place import guard_path
+from statekeeper.statestore.maintenance.switchover.commit import new_commit
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun, Ending, OpenJournal, RewriteKind
 
 _STAYS = "nothing was changed"
 

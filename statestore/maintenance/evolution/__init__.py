@@ -5,10 +5,10 @@
 `rewrites` plans and executes them. Key columns do not change, because each row is in the partition of its key.
 """
 
-from statestore.maintenance.evolution.columns import evolution_of, require_untimed, schema_change
-from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
-from statestore.maintenance.evolution.rows import EvolvedRows
-from statestore.maintenance.evolution.schema_file import parse_changes, read_schema_file
+from statekeeper.statestore.maintenance.evolution.columns import evolution_of, require_untimed, schema_change
+from statekeeper.statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
+from statekeeper.statestore.maintenance.evolution.rows import EvolvedRows
+from statekeeper.statestore.maintenance.evolution.schema_file import parse_changes, read_schema_file
 
 __all__ = [
     "AddedColumn",

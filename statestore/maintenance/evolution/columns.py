@@ -10,16 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.errors import SchemaMismatch, StatekeeperError
-from statestore.format.state_rows import PREFIX_COLUMNS
-from statestore.format.types import arrow_schema, spark_schema_json
-from statestore.format.widening import is_wider, wider_types
-from statestore.journal_parts import SchemaChange
-from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
-from statestore.maintenance.given_values import typed_texts
-from statestore.new_columns import NewColumn, NewColumns
-from statestore.store_schema import StoreSchema
-from statestore.timed_stores import EXPIRES_AT, TIMERS_DUE, index_of
+from statekeeper.statestore.errors import SchemaMismatch, StatekeeperError
+from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
+from statekeeper.statestore.format.types import arrow_schema, spark_schema_json
+from statekeeper.statestore.format.widening import is_wider, wider_types
+from statekeeper.statestore.journal_parts import SchemaChange
+from statekeeper.statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Widened
+from statekeeper.statestore.maintenance.given_values import typed_texts
+from statekeeper.statestore.new_columns import NewColumn, NewColumns
+from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.timed_stores import EXPIRES_AT, TIMERS_DUE, index_of
 
 _NOTHING = "nothing was changed"
 _SQL_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long", "real": "float"}

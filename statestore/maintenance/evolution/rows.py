@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.errors import CorruptFile
-from statestore.format.lossless import lossless
-from statestore.format.row_encodings import Rows
-from statestore.format.state_rows import decode_values, encode_values
-from statestore.new_columns import NewColumns
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.lossless import lossless
+from statekeeper.statestore.format.row_encodings import Rows
+from statekeeper.statestore.format.state_rows import decode_values, encode_values
+from statekeeper.statestore.new_columns import NewColumns
 
 
 @dataclass(frozen=True)

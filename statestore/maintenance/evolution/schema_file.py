@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from statestore.errors import SchemaMismatch
-from statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.maintenance.evolution.goal import AddedColumn, ColumnChanges, Evolve, Widened
 
 _NOTHING = "nothing was changed"
 _ACTIONS = ("add", "drop", "widen", "rename")

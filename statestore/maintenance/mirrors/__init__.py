@@ -8,13 +8,13 @@
 The mirror begins with one batch. It keeps each mirrored batch as long as the source retains it.
 """
 
-from statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete, Reason, plan_cleanup
-from statestore.maintenance.mirrors.execute import begin, execute, execute_cleanup
-from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts
-from statestore.maintenance.mirrors.gather import gather, gather_cleanup
-from statestore.maintenance.mirrors.lag import Lag, measure
-from statestore.maintenance.mirrors.plan import MirrorPlan, plan
-from statestore.maintenance.mirrors.record import MirrorRecord, read
+from statekeeper.statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete, Reason, plan_cleanup
+from statekeeper.statestore.maintenance.mirrors.execute import begin, execute, execute_cleanup
+from statekeeper.statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts
+from statekeeper.statestore.maintenance.mirrors.gather import gather, gather_cleanup
+from statekeeper.statestore.maintenance.mirrors.lag import Lag, measure
+from statekeeper.statestore.maintenance.mirrors.plan import MirrorPlan, plan
+from statekeeper.statestore.maintenance.mirrors.record import MirrorRecord, read
 
 __all__ = [
     "CleanupFacts",

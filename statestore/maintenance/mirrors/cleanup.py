@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.chain import Chain
-from statestore.format import file_source, names
-from statestore.format.names import StorePath
-from statestore.maintenance.copies.copy_file import Part, part_of
-from statestore.maintenance.mirrors.facts import CleanupFacts
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.format import file_source, names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.copies.copy_file import Part, part_of
+from statekeeper.statestore.maintenance.mirrors.facts import CleanupFacts
 
 
 class Reason(Enum):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format import mirror_names, names
-from statestore.format.families import UnknownColumnType, parse_families
-from statestore.format.operators import parse_operator, parse_schema
-from statestore.maintenance.copies.copy_file import Part, mark, part_of
-from statestore.maintenance.mirrors.record import Marks
-from statestore.storage import Entry, Storage, at_once
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format.families import UnknownColumnType, parse_families
+from statekeeper.statestore.format.operators import parse_operator, parse_schema
+from statekeeper.statestore.maintenance.copies.copy_file import Part, mark, part_of
+from statekeeper.statestore.maintenance.mirrors.record import Marks
+from statekeeper.statestore.storage import Entry, Storage, at_once
 
 _PIECE_BYTES = 8 * 1024 * 1024
 

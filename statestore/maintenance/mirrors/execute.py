@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
-from statestore.format import mirror_names
-from statestore.maintenance.copies.copy_file import CopyFile, Part
-from statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs, replace_file
-from statestore.maintenance.mirrors import record as records
-from statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete
-from statestore.maintenance.mirrors.gather import owner_of
-from statestore.maintenance.mirrors.plan import MirrorPlan, started_by_another
-from statestore.maintenance.pool import in_pool
-from statestore.storage import DELETE_BATCH, Storage
+from statekeeper.statestore.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
+from statekeeper.statestore.format import mirror_names
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Part
+from statekeeper.statestore.maintenance.copies.execute import AT_ONCE, BEFORE_LOGS, copy_file, copy_logs, replace_file
+from statekeeper.statestore.maintenance.mirrors import record as records
+from statekeeper.statestore.maintenance.mirrors.cleanup import CleanupPlan, Obsolete
+from statekeeper.statestore.maintenance.mirrors.gather import owner_of
+from statekeeper.statestore.maintenance.mirrors.plan import MirrorPlan, started_by_another
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.storage import DELETE_BATCH, Storage
 
 
 def begin(destination: Storage, planned: MirrorPlan) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore.binding import Binding
-from statestore.chain import Chain
-from statestore.errors import CorruptFile
-from statestore.format.file_source import Positions
-from statestore.format.names import StorePath
-from statestore.format.structure import Structure
-from statestore.maintenance.copies import CloneFacts
-from statestore.maintenance.mirrors.record import Marks, MirrorRecord
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies import CloneFacts
+from statekeeper.statestore.maintenance.mirrors.record import Marks, MirrorRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,22 +6,22 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from statestore.binding import parse_binding
-from statestore.commit_log import batches_of
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import mirror_names, names
-from statestore.format.file_source import Positions
-from statestore.format.logs import parse_commit, parse_metadata, parse_offsets
-from statestore.format.snapshot import read_snapshot
-from statestore.format.state_conf import ROCKSDB
-from statestore.format.structure import Structure
-from statestore.maintenance import copies, holds
-from statestore.maintenance.mirrors import compare
-from statestore.maintenance.mirrors import record as records
-from statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts, Owner
-from statestore.maintenance.mirrors.record import MirrorRecord
-from statestore.maintenance.source_positions import positions_at
-from statestore.storage import Entry, Storage, at_once, read_or_none
+from statekeeper.statestore.binding import parse_binding
+from statekeeper.statestore.commit_log import batches_of
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.logs import parse_commit, parse_metadata, parse_offsets
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.state_conf import ROCKSDB
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import copies, holds
+from statekeeper.statestore.maintenance.mirrors import compare
+from statekeeper.statestore.maintenance.mirrors import record as records
+from statekeeper.statestore.maintenance.mirrors.facts import CleanupFacts, MirrorFacts, Owner
+from statekeeper.statestore.maintenance.mirrors.record import MirrorRecord
+from statekeeper.statestore.maintenance.source_positions import positions_at
+from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
 
 
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> MirrorFacts:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore import catalog
-from statestore.errors import NotACheckpoint
-from statestore.format import names
-from statestore.maintenance.mirrors import record as records
-from statestore.storage import Entry, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import NotACheckpoint
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.mirrors import record as records
+from statekeeper.statestore.storage import Entry, Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from statestore.errors import DestinationNotEmpty, MirrorDiverged, MirrorStarted, RefusedAsUnsafe, StatekeeperError
-from statestore.format import mirror_names, names
-from statestore.format.names import StoreFileKind
-from statestore.format.structure import Structure
-from statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
-from statestore.maintenance.copies.facts import CloneFacts
-from statestore.maintenance.copies.files import files_of, first_loadable, oldest_loadable
-from statestore.maintenance.copies.obstacles import obstacles, uncertain_sources
-from statestore.maintenance.copies.record import CloneRecord
-from statestore.maintenance.mirrors.facts import MirrorFacts, Owner
-from statestore.maintenance.mirrors.lag import Lag, lag_of
-from statestore.maintenance.mirrors.record import Marks, MirrorRecord
+from statekeeper.statestore.errors import (
+    DestinationNotEmpty,
+    MirrorDiverged,
+    MirrorStarted,
+    RefusedAsUnsafe,
+    StatekeeperError,
+)
+from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format.names import StoreFileKind
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.copy_file import CopyFile, Part, Way, mark
+from statekeeper.statestore.maintenance.copies.facts import CloneFacts
+from statekeeper.statestore.maintenance.copies.files import files_of, first_loadable, oldest_loadable
+from statekeeper.statestore.maintenance.copies.obstacles import obstacles, uncertain_sources
+from statekeeper.statestore.maintenance.copies.record import CloneRecord
+from statekeeper.statestore.maintenance.mirrors.facts import MirrorFacts, Owner
+from statekeeper.statestore.maintenance.mirrors.lag import Lag, lag_of
+from statekeeper.statestore.maintenance.mirrors.record import Marks, MirrorRecord
 
 MOST_LISTS = 32
 """Lists of copied files. The next run merges them into one."""

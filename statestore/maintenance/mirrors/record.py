@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format import mirror_names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES
-from statestore.storage import Storage, at_once, read_or_none
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import mirror_names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
 
 _FORMAT = 1
 _HINT = "mirror to an empty location"

@@ -32,7 +32,7 @@ clone. `mirror` does this repeatedly into one destination, and deletes there onl
 source has deleted. A `savepoint` with files is a clone with a label. One with rows only reads the state of the source.
 """
 
-from statestore.maintenance.passes import (
+from statekeeper.statestore.maintenance.passes import (
     audit,
     claim,
     clone,
@@ -46,19 +46,19 @@ from statestore.maintenance.passes import (
     snapshot,
     switch,
 )
-from statestore.maintenance.passes.claim import PreparedClaim
-from statestore.maintenance.passes.clone import PreparedClone
-from statestore.maintenance.passes.edit import PreparedEdit
-from statestore.maintenance.passes.losses import Losses, StoreLoss
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.passes.mirror import PreparedMirror
-from statestore.maintenance.passes.repair import PreparedRepair
-from statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
-from statestore.maintenance.passes.rewind import PreparedRewind
-from statestore.maintenance.passes.rewrite import PreparedRewrite
-from statestore.maintenance.passes.savepoint import PreparedFiles, PreparedRows
-from statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
-from statestore.maintenance.passes.switch import PreparedSwitch
+from statekeeper.statestore.maintenance.passes.claim import PreparedClaim
+from statekeeper.statestore.maintenance.passes.clone import PreparedClone
+from statekeeper.statestore.maintenance.passes.edit import PreparedEdit
+from statekeeper.statestore.maintenance.passes.losses import Losses, StoreLoss
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.passes.mirror import PreparedMirror
+from statekeeper.statestore.maintenance.passes.repair import PreparedRepair
+from statekeeper.statestore.maintenance.passes.retention import PreparedRetention, RetentionPass
+from statekeeper.statestore.maintenance.passes.rewind import PreparedRewind
+from statekeeper.statestore.maintenance.passes.rewrite import PreparedRewrite
+from statekeeper.statestore.maintenance.passes.savepoint import PreparedFiles, PreparedRows
+from statekeeper.statestore.maintenance.passes.snapshot import PreparedSnapshots, SnapshotPass
+from statekeeper.statestore.maintenance.passes.switch import PreparedSwitch
 
 __all__ = [
     "Losses",

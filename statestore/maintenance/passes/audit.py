@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.clock import Clock
-from statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
-from statestore.maintenance import audit, retention
-from statestore.maintenance.audit import Audit, AuditFacts, AuditPolicy
-from statestore.maintenance.config import Policies
-from statestore.maintenance.retention import Forecast
-from statestore.storage import RequestCounts, Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.maintenance import audit, retention
+from statekeeper.statestore.maintenance.audit import Audit, AuditFacts, AuditPolicy
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.retention import Forecast
+from statekeeper.statestore.storage import RequestCounts, Storage
 
 
 @dataclass(frozen=True)

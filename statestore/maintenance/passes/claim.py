@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore import switch_journal
-from statestore.maintenance import claim, lease
-from statestore.maintenance.claim import ClaimPlan
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.runs import recorded
-from statestore.storage import Storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.maintenance import claim, lease
+from statekeeper.statestore.maintenance.claim import ClaimPlan
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.runs import recorded
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

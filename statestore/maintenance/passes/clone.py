@@ -7,20 +7,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.structure import Structure
-from statestore.maintenance import copies, holds, lease
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.copies import CloneFacts, ClonePlan, CopyFile, FreshIds
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import copies, holds, lease
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.copies import CloneFacts, ClonePlan, CopyFile, FreshIds
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.snapshot.gather import LIVE_MARGIN_VERSIONS
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.format.sparks import Spark
-from statestore.maintenance import edits, runs
-from statestore.maintenance.config import Policies
-from statestore.maintenance.edits import Edit, EditPlan
-from statestore.maintenance.passes import rewrite
-from statestore.maintenance.passes import stopped as stopped_query
-from statestore.maintenance.passes.audit import policy_of
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Begun, ProgressCallback
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import edits, runs
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.edits import Edit, EditPlan
+from statekeeper.statestore.maintenance.passes import rewrite
+from statekeeper.statestore.maintenance.passes import stopped as stopped_query
+from statekeeper.statestore.maintenance.passes.audit import policy_of
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.switchover import Begun, ProgressCallback
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from statestore import switch_journal
-from statestore.clock import Clock, SystemClock
-from statestore.errors import (
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import Clock, SystemClock
+from statekeeper.statestore.errors import (
     CorruptFile,
     HalfSwitched,
     RefusedAsUnsafe,
@@ -18,10 +18,10 @@ from statestore.errors import (
     StatekeeperError,
     UnknownFormatVersion,
 )
-from statestore.maintenance import holds, lease
-from statestore.maintenance.audit import Audit
-from statestore.maintenance.config import Mode, Policies
-from statestore.storage import Storage
+from statekeeper.statestore.maintenance import holds, lease
+from statekeeper.statestore.maintenance.audit import Audit
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.storage import Storage
 
 Refusals = tuple[StatekeeperError, ...]
 

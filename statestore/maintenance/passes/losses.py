@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from statestore.chain import Chain
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format.batch_log import object_of
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance.audit import Audit, AuditFacts, Finding
-from statestore.maintenance.audit.facts import StoreAuditFacts
-from statestore.maintenance.retention import RetentionPlan
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format.batch_log import object_of
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance.audit import Audit, AuditFacts, Finding
+from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.retention import RetentionPlan
 
 
 @dataclass(frozen=True)

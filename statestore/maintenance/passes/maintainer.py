@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.maintenance.lease import BEAT_SECONDS
-from statestore.maintenance.quiet import QUIET_SECONDS
-from statestore.maintenance.switchover import Machine
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.maintenance.lease import BEAT_SECONDS
+from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS
+from statekeeper.statestore.maintenance.switchover import Machine
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.maintenance import copies, holds, lease, mirrors, records, runs
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.copies import CopyFile
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.mirrors import CleanupPlan, MirrorFacts, MirrorPlan
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.clone import is_settled
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.quiet import require_stopped
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.maintenance import copies, holds, lease, mirrors, records, runs
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.copies import CopyFile
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.mirrors import CleanupPlan, MirrorFacts, MirrorPlan
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.clone import is_settled
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

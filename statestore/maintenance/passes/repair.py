@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statestore.clock import Clock
-from statestore.errors import CorruptFile, UnsupportedProvider
-from statestore.format.sparks import Spark
-from statestore.maintenance import audit, repair, runs
-from statestore.maintenance.audit import Severity
-from statestore.maintenance.bad_snapshots import DeepRead
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.audit import judged
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.repair import RepairAction, RepairPlan
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import CorruptFile, UnsupportedProvider
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import audit, repair, runs
+from statekeeper.statestore.maintenance.audit import Severity
+from statekeeper.statestore.maintenance.bad_snapshots import DeepRead
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.audit import judged
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.repair import RepairAction, RepairPlan
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

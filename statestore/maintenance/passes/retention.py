@@ -6,21 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.clock import Clock
-from statestore.errors import CorruptFile
-from statestore.maintenance import audit, retention, runs
-from statestore.maintenance.audit import Audit
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.audit import judged
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.losses import Losses, losses
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.retention import Deleted, DeletionOutcome, Forecast, RetentionFacts, RetentionPlan
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.maintenance import audit, retention, runs
+from statekeeper.statestore.maintenance.audit import Audit
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.audit import judged
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.losses import Losses, losses
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.retention import (
+    Deleted,
+    DeletionOutcome,
+    Forecast,
+    RetentionFacts,
+    RetentionPlan,
+)
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore.errors import LocalStateError, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
-from statestore.format.names import StorePath
-from statestore.format.provider import Provider
-from statestore.maintenance import rewind, runs
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.rewind import (
+from statekeeper.statestore.errors import LocalStateError, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance import rewind, runs
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.rewind import (
     DeltaPosition,
     FileSinkLog,
     RewindAction,
@@ -24,8 +24,8 @@ from statestore.maintenance.rewind import (
     SourceLocations,
     SourceNeed,
 )
-from statestore.origin import origin_of
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.origin import origin_of
+from statekeeper.statestore.storage import Storage, open_storage
 
 
 @dataclass(frozen=True, kw_only=True)

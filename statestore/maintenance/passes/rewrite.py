@@ -7,25 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.clock import Clock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.sparks import Spark
-from statestore.maintenance import rewrites, runs
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes import stopped as stopped_query
-from statestore.maintenance.passes.audit import policy_of
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.rewrites import FileSinkPlan, Goal, RewritePlan
-from statestore.maintenance.rewrites import file_sink as file_sinks
-from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import ProgressCallback
-from statestore.storage import Storage, open_storage
-from statestore.switch_journal import Begun, RewriteKind
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import rewrites, runs
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes import stopped as stopped_query
+from statekeeper.statestore.maintenance.passes.audit import policy_of
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.rewrites import FileSinkPlan, Goal, RewritePlan
+from statekeeper.statestore.maintenance.rewrites import file_sink as file_sinks
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.switchover import ProgressCallback
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.switch_journal import Begun, RewriteKind
 
 OpenSink = Callable[[str], Storage]
 """Opens the output folder of a file sink by its URL."""

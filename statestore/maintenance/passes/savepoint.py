@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.engine.scratch import free_bytes
-from statestore.errors import (
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.engine.scratch import free_bytes
+from statekeeper.statestore.errors import (
     AlreadyExists,
     DestinationNotEmpty,
     LocalDiskFull,
@@ -17,27 +17,27 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import savepoint_names
-from statestore.format.savepoint_names import is_label
-from statestore.maintenance import holds, labels, lease, savepoints
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.copies import CopyFile
-from statestore.maintenance.copies import record as clone_record
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.labels import Content, Label, Labels
-from statestore.maintenance.passes import clone, guards
-from statestore.maintenance.passes.clone import PreparedClone, is_settled
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables, removal
-from statestore.maintenance.savepoints.execute import begin
-from statestore.maintenance.savepoints.manifest import Summary, summary_of
-from statestore.maintenance.savepoints.record import StoreRows
-from statestore.maintenance.savepoints.removal import Removal
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import savepoint_names
+from statekeeper.statestore.format.savepoint_names import is_label
+from statekeeper.statestore.maintenance import holds, labels, lease, savepoints
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.copies import CopyFile
+from statekeeper.statestore.maintenance.copies import record as clone_record
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.labels import Content, Label, Labels
+from statekeeper.statestore.maintenance.passes import clone, guards
+from statekeeper.statestore.maintenance.passes.clone import PreparedClone, is_settled
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.savepoints import RowsFacts, RowsPlan, Tables, removal
+from statekeeper.statestore.maintenance.savepoints.execute import begin
+from statekeeper.statestore.maintenance.savepoints.manifest import Summary, summary_of
+from statekeeper.statestore.maintenance.savepoints.record import StoreRows
+from statekeeper.statestore.maintenance.savepoints.removal import Removal
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, open_storage
 
 
 @dataclass(frozen=True)

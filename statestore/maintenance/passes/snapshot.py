@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.clock import Clock
-from statestore.errors import StatekeeperError
-from statestore.format.names import StorePath
-from statestore.format.sparks import Spark
-from statestore.maintenance import runs, snapshot
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import QUIET_SECONDS, require_stopped
-from statestore.maintenance.runs import Ended
-from statestore.maintenance.snapshot import (
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance import runs, snapshot
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS, require_stopped
+from statekeeper.statestore.maintenance.runs import Ended
+from statekeeper.statestore.maintenance.snapshot import (
     MEMORY_BYTES,
     SnapshotFacts,
     SnapshotPlan,
@@ -26,7 +26,7 @@ from statestore.maintenance.snapshot import (
     Taken,
     TakeSnapshot,
 )
-from statestore.storage import Storage
+from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True)

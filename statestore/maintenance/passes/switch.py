@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore import switch_journal
-from statestore.clock import Clock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance import runs, switchover
-from statestore.maintenance.config import Policies
-from statestore.maintenance.passes import guards
-from statestore.maintenance.passes import stopped as stopped_query
-from statestore.maintenance.passes.audit import policy_of
-from statestore.maintenance.passes.guards import Refusals
-from statestore.maintenance.passes.maintainer import Maintainer
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.quiet import require_stopped
-from statestore.maintenance.snapshot import MEMORY_BYTES
-from statestore.maintenance.switchover import Begun, ProgressCallback, SwitchPlan
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import runs, switchover
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.passes import guards
+from statekeeper.statestore.maintenance.passes import stopped as stopped_query
+from statekeeper.statestore.maintenance.passes.audit import policy_of
+from statekeeper.statestore.maintenance.passes.guards import Refusals
+from statekeeper.statestore.maintenance.passes.maintainer import Maintainer
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.quiet import require_stopped
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.switchover import Begun, ProgressCallback, SwitchPlan
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ never becomes needed again, because a run may stall between its plan and its del
 Sources: SPARK-38204 (the files that Spark's own maintenance keeps), FLIP-158 and FLIP-428 (files shared between snapshots).
 """
 
-from statestore.maintenance.retention.execute import Deleted, DeletionOutcome, execute, remember
-from statestore.maintenance.retention.facts import RetentionFacts
-from statestore.maintenance.retention.forecast import Amount, Forecast, Later, forecast
-from statestore.maintenance.retention.gather import gather
-from statestore.maintenance.retention.plan import judge_stores, plan
-from statestore.maintenance.retention.verdicts import (
+from statekeeper.statestore.maintenance.retention.execute import Deleted, DeletionOutcome, execute, remember
+from statekeeper.statestore.maintenance.retention.facts import RetentionFacts
+from statekeeper.statestore.maintenance.retention.forecast import Amount, Forecast, Later, forecast
+from statekeeper.statestore.maintenance.retention.gather import gather
+from statekeeper.statestore.maintenance.retention.plan import judge_stores, plan
+from statekeeper.statestore.maintenance.retention.verdicts import (
     KeptBatchLogs,
     RetentionPlan,
     RetentionPolicy,

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from statestore import catalog
-from statestore.catalog import StoreFiles
-from statestore.chain import StoredSnapshot, look_at_snapshot
-from statestore.clock import Clock
-from statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, holds, quarantine, verification
-from statestore.maintenance.lease import HeldLease
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.retention import last_pass, uploads
-from statestore.maintenance.retention.facts import RetentionFacts
-from statestore.maintenance.retention.last_pass import LastPass
-from statestore.maintenance.retention.removed import newest_version
-from statestore.maintenance.retention.verdicts import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import StoredSnapshot, look_at_snapshot
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import announcements, holds, quarantine, verification
+from statekeeper.statestore.maintenance.lease import HeldLease
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.retention import last_pass, uploads
+from statekeeper.statestore.maintenance.retention.facts import RetentionFacts
+from statekeeper.statestore.maintenance.retention.last_pass import LastPass
+from statekeeper.statestore.maintenance.retention.removed import newest_version
+from statekeeper.statestore.maintenance.retention.verdicts import (
     REPLACED,
     RetentionPlan,
     Rule,
@@ -30,8 +30,8 @@ from statestore.maintenance.retention.verdicts import (
     Verdict,
     deletion_order,
 )
-from statestore.maintenance.verification import FileRead, ReadBack, Reads, SnapshotRead
-from statestore.storage import DELETE_BATCH, Storage
+from statekeeper.statestore.maintenance.verification import FileRead, ReadBack, Reads, SnapshotRead
+from statekeeper.statestore.storage import DELETE_BATCH, Storage
 
 _DELETED_LATER = (Rule.PARTITION, Rule.YOUNG, Rule.HELD)
 """The rules by which retention keeps the files of a removed partition for a time."""

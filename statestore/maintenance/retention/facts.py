@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from statestore.catalog import StoreFiles
-from statestore.chain import Chain, StoredSnapshot
-from statestore.commit_log import CommitLog
-from statestore.format import names
-from statestore.format.batch_log import Place
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, StateConf
-from statestore.maintenance import hidden_checksums
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.quarantine import Snapshots
-from statestore.maintenance.retention.last_pass import LastPass
-from statestore.maintenance.verification import Reads
-from statestore.origin import Origin
-from statestore.stateless import Stateless
-from statestore.storage import Entry, UnfinishedUpload
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import Chain, StoredSnapshot
+from statekeeper.statestore.commit_log import CommitLog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.maintenance import hidden_checksums
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.quarantine import Snapshots
+from statekeeper.statestore.maintenance.retention.last_pass import LastPass
+from statekeeper.statestore.maintenance.verification import Reads
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.stateless import Stateless
+from statekeeper.statestore.storage import Entry, UnfinishedUpload
 
 Strays = Mapping[StorePath, Mapping[VersionId, StoredSnapshot]]
 """Snapshots that are not on the chain of their store, by store."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.chain import Chain
-from statestore.file_problem import FileProblem
-from statestore.format import names, names_in_spark
-from statestore.format.names import VersionId
-from statestore.maintenance.retention.facts import RetentionFacts, loadable
-from statestore.origin import Origin
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.file_problem import FileProblem
+from statekeeper.statestore.format import names, names_in_spark
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance.retention.facts import RetentionFacts, loadable
+from statekeeper.statestore.origin import Origin
 
 _NO_FAMILIES = "the names of the column families are only in snapshots, and the store has no intact snapshot"
 

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from statestore.durations import utc
-from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.maintenance import announcements
-from statestore.maintenance.retention import uploads
-from statestore.maintenance.retention.facts import RetentionFacts
-from statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts
-from statestore.storage import TEMP_FOLDER, Entry
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import announcements
+from statekeeper.statestore.maintenance.retention import uploads
+from statekeeper.statestore.maintenance.retention.facts import RetentionFacts
+from statekeeper.statestore.maintenance.retention.verdicts import RetentionPlan, RetentionPolicy, Rule, StoreVerdicts
+from statekeeper.statestore.storage import TEMP_FOLDER, Entry
 
 _ASK_AGAIN = {
     Rule.RUNNING: "after their batch or a later batch is committed",

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from statestore import catalog, switch_journal
-from statestore.catalog import StoreFiles
-from statestore.chain import Chain, StoredSnapshot, look_at_snapshot, walk
-from statestore.clock import Clock
-from statestore.commit_log import CommitLog
-from statestore.errors import DAMAGES, CorruptFile
-from statestore.file_problem import FileProblem, Flaw
-from statestore.format import names, savepoint_names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance import announcements, hidden_checksums, holds, quarantine, verification
-from statestore.maintenance.history import newest_outcome_among
-from statestore.maintenance.history_records import FailedSnapshot
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.retention import last_pass, uploads
-from statestore.maintenance.retention.facts import (
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.chain import Chain, StoredSnapshot, look_at_snapshot, walk
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.commit_log import CommitLog
+from statekeeper.statestore.errors import DAMAGES, CorruptFile
+from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance import announcements, hidden_checksums, holds, quarantine, verification
+from statekeeper.statestore.maintenance.history import newest_outcome_among
+from statekeeper.statestore.maintenance.history_records import FailedSnapshot
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.retention import last_pass, uploads
+from statekeeper.statestore.maintenance.retention.facts import (
     BatchLogFile,
     LogFiles,
     RetentionFacts,
@@ -29,12 +29,12 @@ from statestore.maintenance.retention.facts import (
     is_young,
     loadable,
 )
-from statestore.maintenance.retention.last_pass import LastPass
-from statestore.maintenance.retention.removed import removed_stores, unnamed_from
-from statestore.maintenance.retention.verdicts import RetentionPolicy
-from statestore.maintenance.verification import Reads
-from statestore.origin import Origin, origin_of
-from statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
+from statekeeper.statestore.maintenance.retention.last_pass import LastPass
+from statekeeper.statestore.maintenance.retention.removed import removed_stores, unnamed_from
+from statekeeper.statestore.maintenance.retention.verdicts import RetentionPolicy
+from statekeeper.statestore.maintenance.verification import Reads
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import TEMP_FOLDER, Entry, Members, Storage, at_once, is_hidden, list_members
 
 _RECORDS = (names.PENDING, names.HISTORY, names.DELETING, savepoint_names.HOLDS, TEMP_FOLDER)
 

@@ -16,13 +16,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from statestore.chain import Chain
-from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.maintenance import history
-from statestore.maintenance.history_records import PlannedSnapshot
-from statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.maintenance import history
+from statekeeper.statestore.maintenance.history_records import PlannedSnapshot
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 ALWAYS = 0
 """Waits for version 0: the store is due at any floor."""

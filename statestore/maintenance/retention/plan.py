@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from statestore.chain import Chain, StoredSnapshot
-from statestore.format import names
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.format.sparks import RETAINED_VERSIONS
-from statestore.maintenance import announcements
-from statestore.maintenance.retention import uploads
-from statestore.maintenance.retention.facts import (
+from statekeeper.statestore.chain import Chain, StoredSnapshot
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.format.sparks import RETAINED_VERSIONS
+from statekeeper.statestore.maintenance import announcements
+from statekeeper.statestore.maintenance.retention import uploads
+from statekeeper.statestore.maintenance.retention.facts import (
     BatchLogFile,
     RetentionFacts,
     batch_of,
@@ -23,9 +23,9 @@ from statestore.maintenance.retention.facts import (
     loadable,
     retained_floor,
 )
-from statestore.maintenance.retention.findings import findings_of
-from statestore.maintenance.retention.removed import RemovedPartitions
-from statestore.maintenance.retention.verdicts import (
+from statekeeper.statestore.maintenance.retention.findings import findings_of
+from statekeeper.statestore.maintenance.retention.removed import RemovedPartitions
+from statekeeper.statestore.maintenance.retention.verdicts import (
     REPLACED,
     KeptBatchLogs,
     RetentionPlan,
@@ -34,10 +34,10 @@ from statestore.maintenance.retention.verdicts import (
     StoreVerdicts,
     Verdict,
 )
-from statestore.maintenance.time_line import leads_back
-from statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
-from statestore.origin import Origin
-from statestore.storage import Entry, MemberEntry
+from statekeeper.statestore.maintenance.time_line import leads_back
+from statekeeper.statestore.maintenance.verification import Reads, SnapshotRead, reads_before, remaining
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Entry, MemberEntry
 
 _KEEPS = (Rule.RESTORES, Rule.WAY_BACK, Rule.PARTITION, Rule.HELD, Rule.RUNNING, Rule.YOUNG)
 """The rules that keep a batch log for one of its changelogs, in the order in which they are shown."""

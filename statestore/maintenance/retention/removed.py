@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from statestore.catalog import StoreFiles
-from statestore.commit_log import CommitLog
-from statestore.format import names
-from statestore.format.names import EMPTY, StorePath
-from statestore.maintenance.retention.facts import RetentionFacts, is_young
-from statestore.maintenance.retention.verdicts import RetentionPolicy, Rule, StoreVerdicts, Verdict
-from statestore.origin import Origin
-from statestore.storage import Entry, MemberEntry
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.commit_log import CommitLog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.maintenance.retention.facts import RetentionFacts, is_young
+from statekeeper.statestore.maintenance.retention.verdicts import RetentionPolicy, Rule, StoreVerdicts, Verdict
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Entry, MemberEntry
 
 
 def removed_stores(

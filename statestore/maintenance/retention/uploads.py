@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from statestore.errors import AccessDenied
-from statestore.maintenance import announcements
-from statestore.maintenance.retention.verdicts import Rule, Verdict
-from statestore.storage import Entry, Storage, UnfinishedUpload, at_once
+from statekeeper.statestore.errors import AccessDenied
+from statekeeper.statestore.maintenance import announcements
+from statekeeper.statestore.maintenance.retention.verdicts import Rule, Verdict
+from statekeeper.statestore.storage import Entry, Storage, UnfinishedUpload, at_once
 
 LIFE_SECONDS = announcements.LIFE_SECONDS
 """A younger upload may be of a running task."""

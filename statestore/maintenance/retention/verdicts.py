@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.verification import Reads, SnapshotRead
-from statestore.origin import Origin
-from statestore.stateless import Stateless
-from statestore.storage import UnfinishedUpload
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.verification import Reads, SnapshotRead
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.stateless import Stateless
+from statekeeper.statestore.storage import UnfinishedUpload
 
 
 @dataclass(frozen=True, kw_only=True)

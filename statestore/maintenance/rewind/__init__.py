@@ -12,16 +12,23 @@ A crash at any request leaves a checkpoint that loads: at the newest batch, at t
 later run completes the rewind, and `undo` reverses it.
 """
 
-from statestore.maintenance.rewind.execute import execute
-from statestore.maintenance.rewind.facts import RewindFacts
-from statestore.maintenance.rewind.file_sink import FileSinkLog
-from statestore.maintenance.rewind.file_sink import gather as file_sink_log
-from statestore.maintenance.rewind.file_sink import require_named as require_file_sink_named
-from statestore.maintenance.rewind.gather import batch_at, gather
-from statestore.maintenance.rewind.plan import MoveAway, RewindAction, RewindPlan, RewindReason, Rewrite, plan
-from statestore.maintenance.rewind.prove import prove
-from statestore.maintenance.rewind.sinks import DeltaPosition, delta_position
-from statestore.maintenance.rewind.sources import SourceLocations, SourceNeed, client_properties, look_up
+from statekeeper.statestore.maintenance.rewind.execute import execute
+from statekeeper.statestore.maintenance.rewind.facts import RewindFacts
+from statekeeper.statestore.maintenance.rewind.file_sink import FileSinkLog
+from statekeeper.statestore.maintenance.rewind.file_sink import gather as file_sink_log
+from statekeeper.statestore.maintenance.rewind.file_sink import require_named as require_file_sink_named
+from statekeeper.statestore.maintenance.rewind.gather import batch_at, gather
+from statekeeper.statestore.maintenance.rewind.plan import (
+    MoveAway,
+    RewindAction,
+    RewindPlan,
+    RewindReason,
+    Rewrite,
+    plan,
+)
+from statekeeper.statestore.maintenance.rewind.prove import prove
+from statekeeper.statestore.maintenance.rewind.sinks import DeltaPosition, delta_position
+from statekeeper.statestore.maintenance.rewind.sources import SourceLocations, SourceNeed, client_properties, look_up
 
 __all__ = [
     "DeltaPosition",

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statestore.errors import CorruptFile
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.storage import Entry, Storage, read_lines
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.storage import Entry, Storage, read_lines
 
 LOG = "_delta_log"
 _VERSION = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.json")

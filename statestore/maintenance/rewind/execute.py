@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from statestore.format import names
-from statestore.maintenance import quarantine
-from statestore.maintenance.rewind.plan import RewindAction, RewindPlan, RewindReason, Rewrite
-from statestore.storage import Storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import quarantine
+from statekeeper.statestore.maintenance.rewind.plan import RewindAction, RewindPlan, RewindReason, Rewrite
+from statekeeper.statestore.storage import Storage
 
 
 def execute(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore.binding import Binding
-from statestore.chain import Chain
-from statestore.commit_log import Heads
-from statestore.format.file_source import Positions
-from statestore.format.names import StorePath
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.quarantine import QueryPosition
-from statestore.maintenance.rewind.sources import SourceData
-from statestore.maintenance.skipped_batches import SkippedBatches
-from statestore.storage import Entry
+from statekeeper.statestore.binding import Binding
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.quarantine import QueryPosition
+from statekeeper.statestore.maintenance.rewind.sources import SourceData
+from statekeeper.statestore.maintenance.skipped_batches import SkippedBatches
+from statekeeper.statestore.storage import Entry
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import file_sink, names
-from statestore.maintenance import file_sinks
-from statestore.maintenance.rewind.facts import RewindFacts
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import file_sink, names
+from statekeeper.statestore.maintenance import file_sinks
+from statekeeper.statestore.maintenance.rewind.facts import RewindFacts
+from statekeeper.statestore.storage import Entry, Storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from statestore import attempts, binding, catalog, restart, switch_journal
-from statestore.attempt_outputs import parsed_position
-from statestore.chain import Chain, walk
-from statestore.commit_log import CommitLog, batches_of
-from statestore.durations import utc
-from statestore.errors import (
+from statekeeper.statestore import attempts, binding, catalog, restart, switch_journal
+from statekeeper.statestore.attempt_outputs import parsed_position
+from statekeeper.statestore.chain import Chain, walk
+from statekeeper.statestore.commit_log import CommitLog, batches_of
+from statekeeper.statestore.durations import utc
+from statekeeper.statestore.errors import (
     CorruptFile,
     NotACheckpoint,
     ObjectMissing,
@@ -20,19 +20,19 @@ from statestore.errors import (
     UnknownFormatVersion,
     VersionNotLoadable,
 )
-from statestore.format import file_source, logs, names
-from statestore.format.logs import OffsetLog
-from statestore.format.names import StorePath
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES, parsed_json
-from statestore.maintenance import skipped_batches, source_positions
-from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.maintenance.rewind import sources
-from statestore.maintenance.rewind.facts import RewindFacts
-from statestore.maintenance.row_schemas import rows_at
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, at_once, list_members, read_lines, read_or_none
+from statekeeper.statestore.format import file_source, logs, names
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.maintenance import skipped_batches, source_positions
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.maintenance.rewind import sources
+from statekeeper.statestore.maintenance.rewind.facts import RewindFacts
+from statekeeper.statestore.maintenance.row_schemas import rows_at
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, at_once, list_members, read_lines, read_or_none
 
 Placing = tuple[str | None, str | None]
 """The provider and the number of partitions in an offset log. A query keeps them; a rewrite appends a batch with others."""

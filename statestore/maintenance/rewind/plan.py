@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from statestore import binding, restart
-from statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
-from statestore.format import file_source, logs, names, operators
-from statestore.format.provider import Provider
-from statestore.maintenance.quarantine import QuarantineRecord
-from statestore.maintenance.rewind.facts import RewindFacts
-from statestore.maintenance.rewind.file_sink import FileSinkLog
-from statestore.maintenance.starts import lost_logs
-from statestore.storage import Entry
+from statekeeper.statestore import binding, restart
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.format import file_source, logs, names, operators
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord
+from statekeeper.statestore.maintenance.rewind.facts import RewindFacts
+from statekeeper.statestore.maintenance.rewind.file_sink import FileSinkLog
+from statekeeper.statestore.maintenance.starts import lost_logs
+from statekeeper.statestore.storage import Entry
 
 
 class RewindReason(Enum):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.commit_log import Heads
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import StatekeeperError
-from statestore.format.names import EMPTY, StorePath
-from statestore.format.state_conf import StateConf
-from statestore.loading.loader import Loader
-from statestore.maintenance.pool import WORKERS, in_pool
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.commit_log import Heads
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.maintenance.pool import WORKERS, in_pool
+from statekeeper.statestore.storage import Storage
 
 _LIMITS = EngineLimits(block_bytes=4096)
 

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
-from statestore.format.untrusted import BAD_VALUES
-from statestore.maintenance.rewind import delta_log
-from statestore.storage import Storage
+from statekeeper.statestore.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.maintenance.rewind import delta_log
+from statekeeper.statestore.storage import Storage
 
 _OF_JOBS = "statekeeper-"
 """Before the query id, in the application id of a `pipelines.DeltaSink`."""

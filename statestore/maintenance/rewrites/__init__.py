@@ -8,11 +8,11 @@ A load replaces all rows by those of a savepoint. A schema evolution encodes the
 Source: SPARK-54346, which repartitions with Spark's own reader and writer; FLIP-428.
 """
 
-from statestore.maintenance.rewrites.execute import execute
-from statestore.maintenance.rewrites.file_sink import FileSinkPlan
-from statestore.maintenance.rewrites.gather import gather
-from statestore.maintenance.rewrites.plan import plan
-from statestore.maintenance.rewrites.plans import (
+from statekeeper.statestore.maintenance.rewrites.execute import execute
+from statekeeper.statestore.maintenance.rewrites.file_sink import FileSinkPlan
+from statekeeper.statestore.maintenance.rewrites.gather import gather
+from statekeeper.statestore.maintenance.rewrites.plan import plan
+from statekeeper.statestore.maintenance.rewrites.plans import (
     Convert,
     Goal,
     Incoming,
@@ -23,9 +23,9 @@ from statestore.maintenance.rewrites.plans import (
     RewritePlan,
     StoreGroup,
 )
-from statestore.maintenance.rewrites.preview import EvolutionPreview, preview
-from statestore.maintenance.rewrites.roll_back import roll_back
-from statestore.maintenance.rewrites.undo import require_reversible
+from statekeeper.statestore.maintenance.rewrites.preview import EvolutionPreview, preview
+from statekeeper.statestore.maintenance.rewrites.roll_back import roll_back
+from statekeeper.statestore.maintenance.rewrites.undo import require_reversible
 
 __all__ = [
     "Convert",

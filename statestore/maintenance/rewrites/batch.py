@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from statestore import catalog
-from statestore.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
-from statestore.format import logs, names
-from statestore.format.logs import SHUFFLE_PARTITIONS
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import PROVIDER
-from statestore.maintenance.rewrites.head import with_confs
-from statestore.maintenance.rewrites.plans import RewritePlan
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import PROVIDER
+from statekeeper.statestore.maintenance.rewrites.head import with_confs
+from statekeeper.statestore.maintenance.rewrites.plans import RewritePlan
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun
 
 
 def append(storage: Storage, begun: Begun, planned: RewritePlan) -> None:

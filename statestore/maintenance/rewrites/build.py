@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from statestore.engine.local_errors import translated
-from statestore.engine.rows_digest import RowsDigest
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format.names import StorePath
-from statestore.format.provider import Provider
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.processes import Caller, callers
-from statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots, NewFiles
-from statestore.maintenance.rewrites.load_rows import RowProgress, read_savepoint
-from statestore.maintenance.rewrites.plans import Conversion, RewritePlan, StoreGroup
-from statestore.maintenance.rewrites.read import Source, read
-from statestore.maintenance.rewrites.rocksdb_snapshots import NewDatabases, RocksDbSnapshots
-from statestore.maintenance.rewrites.spool import OpenPart, Part, SharedSpool, Spool, rows_of
-from statestore.maintenance.switchover import Machine
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, Made
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.processes import Caller, callers
+from statekeeper.statestore.maintenance.rewrites.hdfs_snapshots import HdfsSnapshots, NewFiles
+from statekeeper.statestore.maintenance.rewrites.load_rows import RowProgress, read_savepoint
+from statekeeper.statestore.maintenance.rewrites.plans import Conversion, RewritePlan, StoreGroup
+from statekeeper.statestore.maintenance.rewrites.read import Source, read
+from statekeeper.statestore.maintenance.rewrites.rocksdb_snapshots import NewDatabases, RocksDbSnapshots
+from statekeeper.statestore.maintenance.rewrites.spool import OpenPart, Part, SharedSpool, Spool, rows_of
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, Made
 
 _PIECE_SHARE = 32
 """A piece of the spool may take this part of the memory of a worker, and again while it is sorted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from statestore import catalog
-from statestore.format import names
-from statestore.maintenance.rewrites import batch, evolved_head, head
-from statestore.maintenance.rewrites.plans import RewritePlan
-from statestore.maintenance.switchover.commit import has_gone_on
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, RewriteKind
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.rewrites import batch, evolved_head, head
+from statekeeper.statestore.maintenance.rewrites.plans import RewritePlan
+from statekeeper.statestore.maintenance.switchover.commit import has_gone_on
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, RewriteKind
 
 
 def commit(storage: Storage, begun: Begun, planned: RewritePlan) -> None:

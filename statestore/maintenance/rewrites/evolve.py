@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from statestore.errors import SchemaMismatch
-from statestore.format.names import DEFAULT_STORE, StorePath
-from statestore.format.structure import Structure
-from statestore.maintenance.evolution import Evolve, EvolvedRows, evolution_of, require_untimed
-from statestore.maintenance.rewrites.plans import RewriteFacts, StoreGroup
-from statestore.maintenance.switchover import SwitchoverFacts
-from statestore.new_columns import NewColumns
-from statestore.origin import Origin
+from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.format.names import DEFAULT_STORE, StorePath
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.evolution import Evolve, EvolvedRows, evolution_of, require_untimed
+from statekeeper.statestore.maintenance.rewrites.plans import RewriteFacts, StoreGroup
+from statekeeper.statestore.maintenance.switchover import SwitchoverFacts
+from statekeeper.statestore.new_columns import NewColumns
+from statekeeper.statestore.origin import Origin
 
 
 def evolutions(facts: RewriteFacts, goal: Evolve) -> Mapping[str, NewColumns]:

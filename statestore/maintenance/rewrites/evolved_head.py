@@ -16,12 +16,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from statestore import binding
-from statestore.format import names, operators
-from statestore.journal_parts import SchemaChange
-from statestore.maintenance.switchover.commit import new_commit, rewrite_commit
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun
+from statekeeper.statestore import binding
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.journal_parts import SchemaChange
+from statekeeper.statestore.maintenance.switchover.commit import new_commit, rewrite_commit
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun
 
 
 def rewrite(storage: Storage, begun: Begun) -> None:

@@ -12,25 +12,25 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.errors import AlreadyExists, RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.journal_parts import files_of_schemas, files_to_replace
-from statestore.maintenance import audit
-from statestore.maintenance.audit import AuditPolicy, FindingKind
-from statestore.maintenance.rewrites import file_sink
-from statestore.maintenance.rewrites.build import rebuild
-from statestore.maintenance.rewrites.commit import commit, is_committed
-from statestore.maintenance.rewrites.load_rows import RowProgress, require_intact
-from statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
-from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.origin import Origin
-from statestore.storage import Storage, at_once, read_or_none
-from statestore.switch_journal import Begun, Ending, Made, OpenJournal
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.errors import AlreadyExists, RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.journal_parts import files_of_schemas, files_to_replace
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind
+from statekeeper.statestore.maintenance.rewrites import file_sink
+from statekeeper.statestore.maintenance.rewrites.build import rebuild
+from statekeeper.statestore.maintenance.rewrites.commit import commit, is_committed
+from statekeeper.statestore.maintenance.rewrites.load_rows import RowProgress, require_intact
+from statekeeper.statestore.maintenance.rewrites.plans import RewritePlan, StoreGroup, new_versions
+from statekeeper.statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
+from statekeeper.statestore.switch_journal import Begun, Ending, Made, OpenJournal
 
 _GUARD = b"Statekeeper rewrites this store. Spark must not start before the rewrite has ended: statekeeper audit ROOT"
 

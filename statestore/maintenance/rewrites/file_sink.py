@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.engine.local_errors import translated
-from statestore.engine.scratch import work_folder
-from statestore.errors import AlreadyExists, RefusedAsUnsafe
-from statestore.format import file_sink
-from statestore.format.file_sink import INTERVAL_CONF, LogEntry
-from statestore.journal_parts import SinkEntry
-from statestore.maintenance import file_sinks
-from statestore.storage import Storage
-from statestore.switch_journal import Begun
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import AlreadyExists, RefusedAsUnsafe
+from statekeeper.statestore.format import file_sink
+from statekeeper.statestore.format.file_sink import INTERVAL_CONF, LogEntry
+from statekeeper.statestore.journal_parts import SinkEntry
+from statekeeper.statestore.maintenance import file_sinks
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun
 
 _PIECE_BYTES = 1 << 20
 

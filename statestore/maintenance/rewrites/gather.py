@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from statestore import catalog, switch_journal
-from statestore.binding import read_binding, stores_at
-from statestore.contents import Contents, Layout, layout
-from statestore.counts import counted
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.format import names
-from statestore.format.key_groups import KeyGroups
-from statestore.format.names import EMPTY, StorePath
-from statestore.format.partition_keys import partition_rules
-from statestore.format.provider import Provider
-from statestore.format.row_encodings import RowEncoding
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import switchover
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.rewrites.batch import is_appended
-from statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, Rules
-from statestore.maintenance.switchover import SwitchoverFacts
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, read_or_none
-from statestore.store_schema import StoreSchema
-from statestore.switch_journal import OpenJournal
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.binding import read_binding, stores_at
+from statekeeper.statestore.contents import Contents, Layout, layout
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.partition_keys import partition_rules
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.row_encodings import RowEncoding
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance import switchover
+from statekeeper.statestore.maintenance.audit import AuditPolicy
+from statekeeper.statestore.maintenance.rewrites.batch import is_appended
+from statekeeper.statestore.maintenance.rewrites.plans import OperatorFacts, RewriteFacts, Rules
+from statekeeper.statestore.maintenance.switchover import SwitchoverFacts
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.switch_journal import OpenJournal
 
 
 def gather(

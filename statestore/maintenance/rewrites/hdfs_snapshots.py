@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from statestore.errors import AlreadyExists
-from statestore.format.hdfs_backed import HdfsBackedWriter
-from statestore.format.limits import MOST_RECORD_BYTES
-from statestore.format.names import StorePath
-from statestore.format.state_conf import StateConf
-from statestore.maintenance import snapshot
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, Made
+from statekeeper.statestore.errors import AlreadyExists
+from statekeeper.statestore.format.hdfs_backed import HdfsBackedWriter
+from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, Made
 
 _PIECE_ROWS = 10_000
 

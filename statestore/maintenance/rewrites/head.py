@@ -19,13 +19,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from statestore import binding
-from statestore.format import names, operators
-from statestore.format.json_object import json_object
-from statestore.format.logs import SHUFFLE_PARTITIONS, parse_offsets
-from statestore.maintenance.switchover.commit import new_commit, rewrite_commit
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun
+from statekeeper.statestore import binding
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, parse_offsets
+from statekeeper.statestore.maintenance.switchover.commit import new_commit, rewrite_commit
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun
 
 
 def rewrite(storage: Storage, begun: Begun) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.contents import Layout
-from statestore.counts import counted
-from statestore.errors import StatekeeperError
-from statestore.format.families import Family
-from statestore.format.key_groups import KeyGroups
-from statestore.format.partition_keys import PartitionRule
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.rewrites.plans import Incoming, Load, OperatorFacts, RewriteFacts, StoreGroup
-from statestore.maintenance.savepoints.saved import Columns, Saved, SavedTable, columns_of
-from statestore.origin import Origin
+from statekeeper.statestore.contents import Layout
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.partition_keys import PartitionRule
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites.plans import Incoming, Load, OperatorFacts, RewriteFacts, StoreGroup
+from statekeeper.statestore.maintenance.savepoints.saved import Columns, Saved, SavedTable, columns_of
+from statekeeper.statestore.origin import Origin
 
 ROWS_PER_SECOND = 20_000
 """Measured with two workers on two cores that other processes used too: a million rows of an aggregation."""

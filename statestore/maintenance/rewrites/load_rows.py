@@ -12,25 +12,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statestore.contents import Layout
-from statestore.engine.rows_digest import RowsDigest
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
-from statestore.format.family_encode import encode_keys, encode_values
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import EMPTY
-from statestore.format.partition_keys import key_hashes, require_partition
-from statestore.format.ragged import Counts
-from statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.rewrites.plans import Incoming, Load, Partitions, RewritePlan, StoreGroup
-from statestore.maintenance.rewrites.read import Source
-from statestore.maintenance.rewrites.spool import Piece, Spool
-from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, state_rows, table_of
-from statestore.maintenance.savepoints.record import File
-from statestore.maintenance.savepoints.saved import SavedPart
-from statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.storage import Storage
+from statekeeper.statestore.contents import Layout
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
+from statekeeper.statestore.format.family_encode import encode_keys, encode_values
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
+from statekeeper.statestore.format.ragged import Counts
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.rewrites.plans import Incoming, Load, Partitions, RewritePlan, StoreGroup
+from statekeeper.statestore.maintenance.rewrites.read import Source
+from statekeeper.statestore.maintenance.rewrites.spool import Piece, Spool
+from statekeeper.statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, state_rows, table_of
+from statekeeper.statestore.maintenance.savepoints.record import File
+from statekeeper.statestore.maintenance.savepoints.saved import SavedPart
+from statekeeper.statestore.maintenance.switchover import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.storage import Storage
 
 Item = TypeVar("Item")
 

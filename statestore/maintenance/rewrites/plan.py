@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.logs import SHUFFLE_PARTITIONS
-from statestore.format.names import MOST_PARTITIONS, StorePath
-from statestore.format.provider import Provider
-from statestore.format.row_encodings import RowEncoding
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.evolution import Evolve, schema_change
-from statestore.maintenance.rewrites.evolve import evolutions, evolved_groups, of_root
-from statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
-from statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
-from statestore.maintenance.rewrites.plans import (
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS
+from statekeeper.statestore.format.names import MOST_PARTITIONS, StorePath
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.row_encodings import RowEncoding
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.evolution import Evolve, schema_change
+from statekeeper.statestore.maintenance.rewrites.evolve import evolutions, evolved_groups, of_root
+from statekeeper.statestore.maintenance.rewrites.load import ROWS_PER_SECOND, incoming, of_load
+from statekeeper.statestore.maintenance.rewrites.load import local_bytes as local_bytes_of_load
+from statekeeper.statestore.maintenance.rewrites.plans import (
     Convert,
     Goal,
     Load,
@@ -26,10 +26,10 @@ from statestore.maintenance.rewrites.plans import (
     RewritePlan,
     StoreGroup,
 )
-from statestore.maintenance.rewrites.refusals import of_audit, of_disk, of_release, of_stores
-from statestore.maintenance.switchover import SwitchoverFacts
-from statestore.origin import Origin
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance.rewrites.refusals import of_audit, of_disk, of_release, of_stores
+from statekeeper.statestore.maintenance.switchover import SwitchoverFacts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import RewriteKind
 
 _COPIES = 3
 """A row is on local disk at most this many times: in its source, in the spool, and in its target, which is read back."""

@@ -9,28 +9,28 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from statestore.contents import Layout
-from statestore.errors import StatekeeperError
-from statestore.format import logs, names
-from statestore.format.families import Family
-from statestore.format.hdfs_backed import DEFAULT_CODEC
-from statestore.format.key_groups import KeyGroups
-from statestore.format.logs import CODEC
-from statestore.format.names import StorePath, VersionId
-from statestore.format.partition_keys import PartitionColumns, PartitionRule
-from statestore.format.provider import Provider
-from statestore.format.row_encodings import RowEncoding, Rows
-from statestore.format.state_conf import OURS, StateConf
-from statestore.format.structure import Structure
-from statestore.journal_parts import Schemas
-from statestore.maintenance.evolution import Evolve
-from statestore.maintenance.rewrites.file_sink import FileSinkPlan
-from statestore.maintenance.savepoints.saved import Saved, SavedTable
-from statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
-from statestore.origin import Origin
-from statestore.storage import Storage
-from statestore.store_schema import StoreSchema
-from statestore.switch_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.contents import Layout
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.hdfs_backed import DEFAULT_CODEC
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.logs import CODEC
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.partition_keys import PartitionColumns, PartitionRule
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.row_encodings import RowEncoding, Rows
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.journal_parts import Schemas
+from statekeeper.statestore.maintenance.evolution import Evolve
+from statekeeper.statestore.maintenance.rewrites.file_sink import FileSinkPlan
+from statekeeper.statestore.maintenance.savepoints.saved import Saved, SavedTable
+from statekeeper.statestore.maintenance.switchover import StoreSwitchFacts, SwitchoverFacts
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.switch_journal import OpenJournal, RewriteKind
 
 Partitions = npt.NDArray[np.int32]
 """The partition of each row."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.contents import Contents, layout, opened
-from statestore.differences import Change, Difference
-from statestore.errors import StatekeeperError
-from statestore.format.names import StorePath
-from statestore.format.plain_values import plain_rows
-from statestore.maintenance.evolution import EvolvedRows
-from statestore.maintenance.pool import WORKERS, in_pool
-from statestore.maintenance.rewrites.plans import RewritePlan
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.contents import Contents, layout, opened
+from statekeeper.statestore.differences import Change, Difference
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.plain_values import plain_rows
+from statekeeper.statestore.maintenance.evolution import EvolvedRows
+from statekeeper.statestore.maintenance.pool import WORKERS, in_pool
+from statekeeper.statestore.maintenance.rewrites.plans import RewritePlan
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 
 SHOWN_ROWS = 20
 """The rows that a plan shows."""

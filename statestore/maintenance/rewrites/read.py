@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.engine.rows_digest import RowsDigest
-from statestore.errors import StatekeeperError, UnknownFormatVersion
-from statestore.format.family_rows import family_id
-from statestore.format.key_groups import KeyGroups
-from statestore.format.murmur3 import partitions_of
-from statestore.format.names import StorePath
-from statestore.format.partition_keys import key_hashes, require_partition
-from statestore.format.snapshot import SnapshotMetadata
-from statestore.loading.loader import Loader
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.processes import Caller
-from statestore.maintenance.rewrites.closed import ClosedDatabase
-from statestore.maintenance.rewrites.plans import Conversion, Partitions, RewritePlan, Rules, StoreGroup
-from statestore.maintenance.rewrites.spool import Part, Piece, Spool
-from statestore.maintenance.switchover import Machine, StoreSwitchFacts
-from statestore.storage import Storage
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.engine.rows_digest import RowsDigest
+from statekeeper.statestore.errors import StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.family_rows import family_id
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.murmur3 import partitions_of
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.processes import Caller
+from statekeeper.statestore.maintenance.rewrites.closed import ClosedDatabase
+from statekeeper.statestore.maintenance.rewrites.plans import Conversion, Partitions, RewritePlan, Rules, StoreGroup
+from statekeeper.statestore.maintenance.rewrites.spool import Part, Piece, Spool
+from statekeeper.statestore.maintenance.switchover import Machine, StoreSwitchFacts
+from statekeeper.statestore.storage import Storage
 
 BLOCK_BYTES = 4096
 """Spark's block size."""

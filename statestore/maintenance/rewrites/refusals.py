@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statestore.counts import counted
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.audit import FindingKind
-from statestore.maintenance.switchover import SwitchoverFacts
-from statestore.origin import Origin
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.switchover import SwitchoverFacts
+from statekeeper.statestore.origin import Origin
 
 
 def of_stores(stopped: SwitchoverFacts) -> Iterator[str]:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore import catalog
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.format.family_rows import FAMILY_BYTES, family_id
-from statestore.format.names import StorePath
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statestore.format.state_conf import StateConf
-from statestore.maintenance import snapshot
-from statestore.maintenance.processes import Caller
-from statestore.maintenance.rewrites.closed import ClosedDatabase
-from statestore.maintenance.rewrites.read import BLOCK_BYTES
-from statestore.storage import Storage, at_once
-from statestore.switch_journal import Begun, Made
+from statekeeper.statestore import catalog
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, family_id
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.processes import Caller
+from statekeeper.statestore.maintenance.rewrites.closed import ClosedDatabase
+from statekeeper.statestore.maintenance.rewrites.read import BLOCK_BYTES
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.switch_journal import Begun, Made
 
 TABLE_BYTES = 64 * 1024 * 1024
 """Keys and values of a table, as many as in Spark's tables."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.maintenance.rewrites import file_sink
-from statestore.maintenance.rewrites.commit import continued_to, is_committed, withdraw
-from statestore.maintenance.rewrites.execute import guard, guards
-from statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
-from statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
-from statestore.storage import Storage, at_once
-from statestore.switch_journal import Ending, OpenJournal
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.rewrites import file_sink
+from statekeeper.statestore.maintenance.rewrites.commit import continued_to, is_committed, withdraw
+from statekeeper.statestore.maintenance.rewrites.execute import guard, guards
+from statekeeper.statestore.maintenance.rewrites.rocksdb_snapshots import tables_of
+from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.switch_journal import Ending, OpenJournal
 
 
 def roll_back(

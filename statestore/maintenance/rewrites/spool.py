@@ -20,8 +20,8 @@ from typing import Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.maintenance.rewrites.plans import Partitions
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.maintenance.rewrites.plans import Partitions
 
 _TARGET_BYTES = 4
 _LIMITS = EngineLimits(block_cache_bytes=1024 * 1024, block_bytes=4096, has_filters=False, merges=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from statestore import catalog
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.maintenance import snapshot
-from statestore.maintenance.edits.own_rows import require_no_attempt
-from statestore.maintenance.edits.undo import journal_of, old_heads
-from statestore.maintenance.rewrites.commit import is_committed
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, OpenJournal, RewriteKind
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.edits.own_rows import require_no_attempt
+from statekeeper.statestore.maintenance.edits.undo import journal_of, old_heads
+from statekeeper.statestore.maintenance.rewrites.commit import is_committed
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, OpenJournal, RewriteKind
 
 _STAYS = "nothing was changed"
 

@@ -9,9 +9,9 @@
 The destination is no savepoint before its manifest exists. A run after a crash keeps the files of finished stores.
 """
 
-from statestore.maintenance.savepoints.execute import execute
-from statestore.maintenance.savepoints.gather import RowsFacts, gather
-from statestore.maintenance.savepoints.plan import RowsPlan, Tables, plan
-from statestore.maintenance.savepoints.record import Begun, read_begun
+from statekeeper.statestore.maintenance.savepoints.execute import execute
+from statekeeper.statestore.maintenance.savepoints.gather import RowsFacts, gather
+from statekeeper.statestore.maintenance.savepoints.plan import RowsPlan, Tables, plan
+from statekeeper.statestore.maintenance.savepoints.record import Begun, read_begun
 
 __all__ = ["Begun", "RowsFacts", "RowsPlan", "Tables", "execute", "gather", "plan", "read_begun"]

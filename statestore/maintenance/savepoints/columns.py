@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from statestore.contents import Layout
-from statestore.format import savepoint_names
-from statestore.format.families import Family
-from statestore.format.family_rows import DecodedRows
-from statestore.format.ragged import Counts, Ragged
-from statestore.format.types import children
-from statestore.format.unsafe_row import encode_rows
+from statekeeper.statestore.contents import Layout
+from statekeeper.statestore.format import savepoint_names
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.family_rows import DecodedRows
+from statekeeper.statestore.format.ragged import Counts, Ragged
+from statekeeper.statestore.format.types import children
+from statekeeper.statestore.format.unsafe_row import encode_rows
 
 _MOST_DIGESTS = 2**128
 _WITH_EXPIRY = "transformWithState"

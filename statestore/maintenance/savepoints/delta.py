@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.format.types import children, spark_schema_json
-from statestore.maintenance.savepoints.record import Begun, File
+from statekeeper.statestore.format.types import children, spark_schema_json
+from statekeeper.statestore.maintenance.savepoints.record import Begun, File
 
 _LOCAL_TIME = "timestampNtz"
 

@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.errors import AlreadyExists, DestinationNotEmpty, StatekeeperError
-from statestore.format import savepoint_names as names
-from statestore.format.names import StorePath
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.savepoints.columns import Table, table_of
-from statestore.maintenance.savepoints.delta import encode_commit
-from statestore.maintenance.savepoints.gather import RowsFacts
-from statestore.maintenance.savepoints.manifest import Summary, encode_manifest, summary_of
-from statestore.maintenance.savepoints.plan import RowsPlan, Tables
-from statestore.maintenance.savepoints.record import File, StoreRows
-from statestore.maintenance.savepoints.write import write_empty, write_store
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.errors import AlreadyExists, DestinationNotEmpty, StatekeeperError
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.savepoints.columns import Table, table_of
+from statekeeper.statestore.maintenance.savepoints.delta import encode_commit
+from statekeeper.statestore.maintenance.savepoints.gather import RowsFacts
+from statekeeper.statestore.maintenance.savepoints.manifest import Summary, encode_manifest, summary_of
+from statekeeper.statestore.maintenance.savepoints.plan import RowsPlan, Tables
+from statekeeper.statestore.maintenance.savepoints.record import File, StoreRows
+from statekeeper.statestore.maintenance.savepoints.write import write_empty, write_store
+from statekeeper.statestore.storage import Storage
 
 
 def begin(destination: Storage, planned: RowsPlan) -> None:

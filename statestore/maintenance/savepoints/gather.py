@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statestore import catalog
-from statestore.contents import Contents, Layout, contents_at, layout_or_bytes
-from statestore.format import logs
-from statestore.format import names as checkpoint_names
-from statestore.format import savepoint_names as names
-from statestore.format.names import StorePath
-from statestore.maintenance import copies
-from statestore.maintenance.copies import CloneFacts
-from statestore.maintenance.savepoints.record import Begun, StoreRows, is_whole, read_begun, read_finished
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore import catalog
+from statekeeper.statestore.contents import Contents, Layout, contents_at, layout_or_bytes
+from statekeeper.statestore.format import logs
+from statekeeper.statestore.format import names as checkpoint_names
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import copies
+from statekeeper.statestore.maintenance.copies import CloneFacts
+from statekeeper.statestore.maintenance.savepoints.record import Begun, StoreRows, is_whole, read_begun, read_finished
+from statekeeper.statestore.storage import Storage, read_or_none
 
 Kind = tuple[int, str]
 """An operator, and the name of one of its stores."""

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from statestore.format import savepoint_names as names
-from statestore.format.json_object import json_object
-from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES, count, digest, text
-from statestore.maintenance.savepoints.columns import Table, digest_sum
-from statestore.maintenance.savepoints.gather import RowsFacts
-from statestore.maintenance.savepoints.plan import RowsPlan
-from statestore.maintenance.savepoints.record import Part, StoreRows, invalid_manifest
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.untrusted import BAD_VALUES, count, digest, text
+from statekeeper.statestore.maintenance.savepoints.columns import Table, digest_sum
+from statekeeper.statestore.maintenance.savepoints.gather import RowsFacts
+from statekeeper.statestore.maintenance.savepoints.plan import RowsPlan
+from statekeeper.statestore.maintenance.savepoints.record import Part, StoreRows, invalid_manifest
 
 _FORMAT = 1
 

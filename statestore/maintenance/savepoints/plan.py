@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from statestore.chain import Chain
-from statestore.errors import DestinationNotEmpty, LocalDiskFull, StatekeeperError
-from statestore.format import savepoint_names as names
-from statestore.format.names import StorePath
-from statestore.format.structure import Structure
-from statestore.maintenance.copies.files import first_version, state_of
-from statestore.maintenance.copies.obstacles import misplaced, not_loadable
-from statestore.maintenance.savepoints.columns import Table, tables_of
-from statestore.maintenance.savepoints.gather import Kind, RowsFacts
-from statestore.maintenance.savepoints.record import Begun, StoreRows
-from statestore.maintenance.savepoints.write import FILE_BYTES
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.errors import DestinationNotEmpty, LocalDiskFull, StatekeeperError
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.files import first_version, state_of
+from statekeeper.statestore.maintenance.copies.obstacles import misplaced, not_loadable
+from statekeeper.statestore.maintenance.savepoints.columns import Table, tables_of
+from statekeeper.statestore.maintenance.savepoints.gather import Kind, RowsFacts
+from statekeeper.statestore.maintenance.savepoints.record import Begun, StoreRows
+from statekeeper.statestore.maintenance.savepoints.write import FILE_BYTES
 
 
 class Tables(StrEnum):

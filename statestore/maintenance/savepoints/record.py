@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from statestore.errors import CorruptFile
-from statestore.format import savepoint_names as names
-from statestore.format.json_object import json_object
-from statestore.format.names import StorePath
-from statestore.format.untrusted import BAD_VALUES, count, digest, text, unix_ms, uuid_text
-from statestore.storage import Entry, Storage, at_once, read_or_none
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.untrusted import BAD_VALUES, count, digest, text, unix_ms, uuid_text
+from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
 
 _FORMAT = 1
 

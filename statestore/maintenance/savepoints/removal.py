@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from statestore.clock import Clock
-from statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
-from statestore.format import names as checkpoint_names
-from statestore.format import savepoint_names as names
-from statestore.maintenance import holds, labels, lease
-from statestore.maintenance.labels import Label
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import RefusedAsUnsafe, RootHeld, StatekeeperError
+from statekeeper.statestore.format import names as checkpoint_names
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.maintenance import holds, labels, lease
+from statekeeper.statestore.maintenance.labels import Label
+from statekeeper.statestore.storage import Entry, Storage
 
 _FIRST = (names.MANIFEST, f"{checkpoint_names.COMMITS}/", f"{checkpoint_names.OFFSETS}/")
 """Deleted first: without these files, the location is no savepoint and no checkpoint."""

@@ -9,14 +9,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, UnknownFormatVersion
-from statestore.format import savepoint_names as names
-from statestore.format.json_object import json_object
-from statestore.format.untrusted import BAD_VALUES, count, digest, partition_count, plain_number, store_name, text
-from statestore.maintenance.savepoints.columns import digest_sum
-from statestore.maintenance.savepoints.record import File, Part, invalid_manifest
-from statestore.origin import Origin
-from statestore.storage import Storage, read_or_none
+from statekeeper.statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.format.untrusted import (
+    BAD_VALUES,
+    count,
+    digest,
+    partition_count,
+    plain_number,
+    store_name,
+    text,
+)
+from statekeeper.statestore.maintenance.savepoints.columns import digest_sum
+from statekeeper.statestore.maintenance.savepoints.record import File, Part, invalid_manifest
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, read_or_none
 
 _FORMAT = 1
 

@@ -10,17 +10,24 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statestore.clock import Clock, Ids
-from statestore.contents import Contents, Layout, OpenStore, Pairs, opened
-from statestore.engine.local_errors import translated
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile
-from statestore.format import savepoint_names as names
-from statestore.format.family_rows import FAMILY_BYTES
-from statestore.format.names import StorePath
-from statestore.maintenance.savepoints.columns import Table, digest_of, digest_sum, raw_rows, table_of, typed_rows
-from statestore.maintenance.savepoints.record import File, Part, StoreRows
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.contents import Contents, Layout, OpenStore, Pairs, opened
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.savepoints.columns import (
+    Table,
+    digest_of,
+    digest_sum,
+    raw_rows,
+    table_of,
+    typed_rows,
+)
+from statekeeper.statestore.maintenance.savepoints.record import File, Part, StoreRows
+from statekeeper.statestore.storage import Storage
 
 _GROUP_BYTES = 32 * 1024 * 1024
 _GROUP_ROWS = 100_000

@@ -6,7 +6,7 @@ Sources: SPARK-43421 (background snapshots), SPARK-49374 (unique ids), FLIP-158 
 FLIP-428 (incremental by file).
 """
 
-from statestore.maintenance.snapshot.decisions import (
+from statekeeper.statestore.maintenance.snapshot.decisions import (
     LeaveAlone,
     SkipReason,
     SnapshotPlan,
@@ -14,11 +14,18 @@ from statestore.maintenance.snapshot.decisions import (
     SnapshotReason,
     TakeSnapshot,
 )
-from statestore.maintenance.snapshot.execute import MEMORY_BYTES, Change, Taken, execute, execute_all, share_of
-from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
-from statestore.maintenance.snapshot.gather import facts_of, gather
-from statestore.maintenance.snapshot.plan import plan
-from statestore.maintenance.snapshot.publish import Published, require_same
+from statekeeper.statestore.maintenance.snapshot.execute import (
+    MEMORY_BYTES,
+    Change,
+    Taken,
+    execute,
+    execute_all,
+    share_of,
+)
+from statekeeper.statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.maintenance.snapshot.gather import facts_of, gather
+from statekeeper.statestore.maintenance.snapshot.plan import plan
+from statekeeper.statestore.maintenance.snapshot.publish import Published, require_same
 
 __all__ = [
     "MEMORY_BYTES",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
-from statestore.counts import counted
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import LoadPlan
-from statestore.stateless import Stateless
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.lineage import LoadPlan
+from statekeeper.statestore.stateless import Stateless
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
-from statestore.format.family_rows import FAMILY_BYTES
-from statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statestore.loading.loaded import Restored
-from statestore.loading.loader import Loader
-from statestore.maintenance.pool import WORKERS, in_pool
-from statestore.maintenance.snapshot.decisions import TakeSnapshot
-from statestore.maintenance.snapshot.publish import (
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.loading.loaded import Restored
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.maintenance.pool import WORKERS, in_pool
+from statekeeper.statestore.maintenance.snapshot.decisions import TakeSnapshot
+from statekeeper.statestore.maintenance.snapshot.publish import (
     Published,
     named,
     publish,
@@ -30,7 +30,7 @@ from statestore.maintenance.snapshot.publish import (
     tables_pending_delete,
     upload,
 )
-from statestore.storage import Storage, at_once
+from statekeeper.statestore.storage import Storage, at_once
 
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's block size."""

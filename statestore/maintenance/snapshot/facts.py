@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from statestore.format.names import StorePath, VersionId
-from statestore.format.sparks import Spark
-from statestore.format.state_conf import OURS, StateConf
-from statestore.lineage import LoadPlan
-from statestore.origin import Origin
-from statestore.stateless import Stateless
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.lineage import LoadPlan
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.stateless import Stateless
 
 REPLAY_BYTES_PER_SECOND = 8 * 1024 * 1024
 """Default until a snapshot of the checkpoint was made and measured."""

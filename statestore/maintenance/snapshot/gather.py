@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from statestore import catalog
-from statestore.chain import look_at_snapshot
-from statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.sparks import with_checksums
-from statestore.format.state_conf import ROCKSDB
-from statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
-from statestore.maintenance.history import newest_outcome
-from statestore.maintenance.history_records import TakenSnapshot
-from statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
-from statestore.origin import Origin, origin_of
-from statestore.storage import Storage, at_once
+from statekeeper.statestore import catalog
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.sparks import with_checksums
+from statekeeper.statestore.format.state_conf import ROCKSDB
+from statekeeper.statestore.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
+from statekeeper.statestore.maintenance.history import newest_outcome
+from statekeeper.statestore.maintenance.history_records import TakenSnapshot
+from statekeeper.statestore.maintenance.snapshot.facts import REPLAY_BYTES_PER_SECOND, SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.origin import Origin, origin_of
+from statekeeper.statestore.storage import Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
 """The time of a shorter tail depends more on the requests than on the replay."""

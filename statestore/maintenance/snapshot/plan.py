@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from statestore.counts import counted
-from statestore.format.names import StorePath
-from statestore.format.sparks import Spark
-from statestore.lineage import BaseKind
-from statestore.maintenance.snapshot.decisions import (
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.maintenance.snapshot.decisions import (
     LeaveAlone,
     SkipReason,
     SnapshotPlan,
@@ -16,7 +16,7 @@ from statestore.maintenance.snapshot.decisions import (
     SnapshotReason,
     TakeSnapshot,
 )
-from statestore.maintenance.snapshot.facts import SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.maintenance.snapshot.facts import SnapshotFacts, StoreSnapshotFacts
 
 
 def plan(

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from statestore import catalog
-from statestore.chain import look_at_snapshot
-from statestore.clock import Ids
-from statestore.engine.rocks import Database, EngineLimits
-from statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.snapshot import SnapshotMetadata, TableFile
-from statestore.format.state_conf import StateConf
-from statestore.loading.base import SnapshotUnusable, open_base
-from statestore.maintenance import announcements
-from statestore.maintenance.snapshot.decisions import TakeSnapshot
-from statestore.storage import Entry, Storage, at_once
+from statekeeper.statestore import catalog
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.loading.base import SnapshotUnusable, open_base
+from statekeeper.statestore.maintenance import announcements
+from statekeeper.statestore.maintenance.snapshot.decisions import TakeSnapshot
+from statekeeper.statestore.storage import Entry, Storage, at_once
 
 
 class Published(Enum):

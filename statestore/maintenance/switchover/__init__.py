@@ -7,13 +7,19 @@ Every store gets a full snapshot at its head under the name of the other structu
 Then the newest commit is rewritten. Sources: SPARK-43421 (V1), SPARK-49374 (V2).
 """
 
-from statestore.maintenance.switchover.execute import execute
-from statestore.maintenance.switchover.gather import gather
-from statestore.maintenance.switchover.plan import local_bytes, plan, step_of
-from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
-from statestore.maintenance.switchover.roll_back import roll_back
-from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.switch_journal import Begun, Ending, OpenJournal, open_journal
+from statekeeper.statestore.maintenance.switchover.execute import execute
+from statekeeper.statestore.maintenance.switchover.gather import gather
+from statekeeper.statestore.maintenance.switchover.plan import local_bytes, plan, step_of
+from statekeeper.statestore.maintenance.switchover.plans import (
+    Source,
+    StoreStep,
+    StoreSwitchFacts,
+    SwitchoverFacts,
+    SwitchPlan,
+)
+from statekeeper.statestore.maintenance.switchover.roll_back import roll_back
+from statekeeper.statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.switch_journal import Begun, Ending, OpenJournal, open_journal
 
 __all__ = [
     "Begun",

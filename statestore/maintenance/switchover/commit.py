@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.errors import ObjectMissing, RefusedAsUnsafe
-from statestore.format import logs, names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun, Ending, RewriteKind
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.errors import ObjectMissing, RefusedAsUnsafe
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun, Ending, RewriteKind
 
 
 def again(begun: Begun) -> str:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.clock import Ids
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.structure import Structure
-from statestore.maintenance import audit
-from statestore.maintenance.audit import AuditPolicy, FindingKind
-from statestore.maintenance.switchover.commit import has_gone_on, rewrite_commit
-from statestore.maintenance.switchover.moves import move_to_quarantine
-from statestore.maintenance.switchover.plans import Source, SwitchPlan
-from statestore.maintenance.switchover.rewrite import make_snapshots
-from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.origin import Origin
-from statestore.storage import Storage, read_or_none
-from statestore.switch_journal import Begun, Ending
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.clock import Ids
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind
+from statekeeper.statestore.maintenance.switchover.commit import has_gone_on, rewrite_commit
+from statekeeper.statestore.maintenance.switchover.moves import move_to_quarantine
+from statekeeper.statestore.maintenance.switchover.plans import Source, SwitchPlan
+from statekeeper.statestore.maintenance.switchover.rewrite import make_snapshots
+from statekeeper.statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.switch_journal import Begun, Ending
 
 
 def execute(

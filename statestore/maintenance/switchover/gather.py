@@ -6,22 +6,22 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from statestore import attempts, catalog
-from statestore import switch_journal as journal
-from statestore.chain import look_at_snapshot
-from statestore.engine.scratch import free_bytes
-from statestore.errors import CorruptFile, UnknownFormatVersion
-from statestore.format import logs, names
-from statestore.format.names import EMPTY, StorePath, VersionId
-from statestore.format.provider import Provider
-from statestore.format.sparks import Spark
-from statestore.format.state_conf import ROCKSDB, shuffle_partitions
-from statestore.format.structure import Structure
-from statestore.format.untrusted import BAD_VALUES
-from statestore.maintenance import audit, snapshot
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
-from statestore.storage import Storage, at_once, read_or_none
+from statekeeper.statestore import attempts, catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.engine.scratch import free_bytes
+from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.state_conf import ROCKSDB, shuffle_partitions
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.maintenance import audit, snapshot
+from statekeeper.statestore.maintenance.audit import AuditPolicy
+from statekeeper.statestore.maintenance.switchover.plans import StoreSwitchFacts, SwitchoverFacts
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
 
 
 def gather(

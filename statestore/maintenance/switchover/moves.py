@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from statestore.errors import AlreadyExists, ObjectMissing
-from statestore.format import names
-from statestore.maintenance.quarantine import require_deleted
-from statestore.storage import Storage
+from statekeeper.statestore.errors import AlreadyExists, ObjectMissing
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.quarantine import require_deleted
+from statekeeper.statestore.storage import Storage
 
 
 def move_to_quarantine(storage: Storage, run: str, path: str) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from statestore.counts import counted
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.audit import FindingKind
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.switchover.plans import Source, StoreStep, StoreSwitchFacts, SwitchoverFacts, SwitchPlan
-from statestore.origin import Origin
-from statestore.switch_journal import RewriteKind
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.switchover.plans import (
+    Source,
+    StoreStep,
+    StoreSwitchFacts,
+    SwitchoverFacts,
+    SwitchPlan,
+)
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import RewriteKind
 
 _TABLES_PER_BASE = 2
 """The fetched tables, and at most the same size again if they must be merged."""

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from statestore.catalog import StoreFiles
-from statestore.counts import counted
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, StateConf
-from statestore.format.structure import Structure
-from statestore.lineage import LoadPlan
-from statestore.maintenance.audit import Audit
-from statestore.origin import Origin
-from statestore.switch_journal import OpenJournal
+from statekeeper.statestore.catalog import StoreFiles
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.lineage import LoadPlan
+from statekeeper.statestore.maintenance.audit import Audit
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.switch_journal import OpenJournal
 
 
 class Source(Enum):

@@ -7,25 +7,25 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from statestore import catalog
-from statestore import switch_journal as journal
-from statestore.chain import look_at_snapshot
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import AlreadyExists, CorruptFile, StatekeeperError
-from statestore.format.names import StorePath
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.format.state_conf import StateConf
-from statestore.loading.base import SnapshotUnusable, open_base
-from statestore.maintenance import snapshot
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.snapshot import Change, SnapshotReason, TakeSnapshot
-from statestore.maintenance.switchover.commit import again, changed, rolled_back
-from statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
-from statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
-from statestore.storage import Storage
-from statestore.switch_journal import Begun, Ending, Made
+from statekeeper.statestore import catalog
+from statekeeper.statestore import switch_journal as journal
+from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import AlreadyExists, CorruptFile, StatekeeperError
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.loading.base import SnapshotUnusable, open_base
+from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.snapshot import Change, SnapshotReason, TakeSnapshot
+from statekeeper.statestore.maintenance.switchover.commit import again, changed, rolled_back
+from statekeeper.statestore.maintenance.switchover.plans import Source, StoreStep, SwitchPlan
+from statekeeper.statestore.maintenance.switchover.steps import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.switch_journal import Begun, Ending, Made
 
 
 def make_snapshots(

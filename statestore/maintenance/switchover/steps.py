@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from statestore.clock import Clock, Ids
-from statestore.format.names import StorePath
-from statestore.maintenance.pool import WORKERS
-from statestore.maintenance.snapshot import MEMORY_BYTES
+from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance.pool import WORKERS
+from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
 
 
 class SwitchPhase(Enum):

@@ -8,9 +8,9 @@ floor, so each base is read once in full: the checksum of every block is verifie
 modification time changes.
 """
 
-from statestore.maintenance.verification.plan import SnapshotRead, reads_before
-from statestore.maintenance.verification.read_back import ReadBack, read_all
-from statestore.maintenance.verification.record import FileRead, Reads, faults, record, remaining, write
+from statekeeper.statestore.maintenance.verification.plan import SnapshotRead, reads_before
+from statekeeper.statestore.maintenance.verification.read_back import ReadBack, read_all
+from statekeeper.statestore.maintenance.verification.record import FileRead, Reads, faults, record, remaining, write
 
 __all__ = [
     "FileRead",

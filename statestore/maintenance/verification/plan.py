@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from statestore.chain import Chain
-from statestore.counts import counted
-from statestore.format.names import StorePath, VersionId
-from statestore.format.state_conf import OURS, StateConf
-from statestore.maintenance.verification.record import Reads
-from statestore.storage import Entry
+from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.maintenance.verification.record import Reads
+from statekeeper.statestore.storage import Entry
 
 
 class ReadReason(Enum):

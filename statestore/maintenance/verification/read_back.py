@@ -8,26 +8,26 @@ from pathlib import Path
 
 import xxhash
 
-from statestore.chain import ReadFault
-from statestore.clock import Clock
-from statestore.engine.local_errors import translated
-from statestore.engine.rocks import EngineLimits
-from statestore.engine.scratch import work_folder
-from statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
-from statestore.format import names
-from statestore.format import table as tables
-from statestore.format.changelog import Readable
-from statestore.format.checksum import first_misfit
-from statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
-from statestore.format.state_conf import OURS
-from statestore.format.table import NotVerified
-from statestore.loading.base import SnapshotUnusable, blamed_file, open_base
-from statestore.loading.local_file import readable
-from statestore.loading.sidecars import pieces
-from statestore.maintenance.pool import WORKERS, in_pool
-from statestore.maintenance.verification.plan import SnapshotRead
-from statestore.maintenance.verification.record import FileRead, stamp
-from statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
+from statekeeper.statestore.chain import ReadFault
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.engine.local_errors import translated
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.engine.scratch import work_folder
+from statekeeper.statestore.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format import table as tables
+from statekeeper.statestore.format.changelog import Readable
+from statekeeper.statestore.format.checksum import first_misfit
+from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statekeeper.statestore.format.state_conf import OURS
+from statekeeper.statestore.format.table import NotVerified
+from statekeeper.statestore.loading.base import SnapshotUnusable, blamed_file, open_base
+from statekeeper.statestore.loading.local_file import readable
+from statekeeper.statestore.loading.sidecars import pieces
+from statekeeper.statestore.maintenance.pool import WORKERS, in_pool
+from statekeeper.statestore.maintenance.verification.plan import SnapshotRead
+from statekeeper.statestore.maintenance.verification.record import FileRead, stamp
+from statekeeper.statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
 
 _TAIL_BYTES = 64 * 1024
 """Contains the footer and the metaindex of every SST file, and most meta blocks."""

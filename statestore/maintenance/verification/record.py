@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from statestore.chain import ReadFault
-from statestore.format import names
-from statestore.format.untrusted import BAD_VALUES
-from statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.chain import ReadFault
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from typing import Any
 
 from click.testing import Result
 
-from statestore import catalog
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.faults.fuzz import roots, verbs
 from tests.faults.fuzz.choices import Inapplicable
 from tests.faults.fuzz.damages import DAMAGES

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from statestore.cli import inspect
-from statestore.format.names import STATE
-from statestore.storage import Storage
+from statekeeper.statestore.cli import inspect
+from statekeeper.statestore.format.names import STATE
+from statekeeper.statestore.storage import Storage
 from tests.faults.fuzz import dispatch
 
 _SECONDS = 5.0

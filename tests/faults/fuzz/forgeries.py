@@ -14,8 +14,8 @@ from typing import Any
 
 import google_crc32c
 
-from statestore.errors import CorruptFile, StatekeeperError
-from statestore.format import batch_log, compression
+from statekeeper.statestore.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.format import batch_log, compression
 from tests.faults.fuzz.choices import Inapplicable, a_length, one_kind_first, written
 from tests.faults.fuzz.files import TEXTS, by_kind
 

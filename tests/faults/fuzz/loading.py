@@ -7,15 +7,15 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.contents import Contents, contents_at
-from statestore.engine.local_copy import LocalCopyFolder
-from statestore.engine.rocks import EngineLimits
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.loading.loader import Loader
-from statestore.storage import open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents import Contents, contents_at
+from statekeeper.statestore.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.loading.loader import Loader
+from statekeeper.statestore.storage import open_storage
 from tests.faults.fuzz.files import fingerprint
 
 _LIMITS = EngineLimits(block_bytes=4096)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from py4j.protocol import Py4JNetworkError
 
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 from tests.interop.sequences.commands import commands
 from tests.interop.sequences.worlds import Failure, NativeWorld, Told, World, called
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from statestore.cli import main
+from statekeeper.statestore.cli import main
 
 _BEGIN = re.compile(r"\bstatekeeper (?=[a-z])")
 _END = ".,;:)"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from statestore.format import names
+from statekeeper.statestore.format import names
 from tests.interop.sequences import checks
 from tests.interop.sequences.checks import Look, Start, audited, run_printed
 from tests.interop.sequences.commands import commands

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from random import Random
 
 from pyspark.sql import SparkSession
 
-from pipelines.batch_log import LogLayout
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
 from tests.interop.sequences import checks
 from tests.interop.sequences.model import Entry, Moment
 from tests.interop.sequences.steps import STEPS, NotNow, Played

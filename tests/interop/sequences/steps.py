@@ -12,12 +12,12 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from statestore import catalog
-from statestore.cli import common
-from statestore.format import names
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.cli import common
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.interop.sequences import checks
 from tests.interop.sequences.checks import audited, follow, require_sound_copy, started
 from tests.interop.sequences.commands import commands

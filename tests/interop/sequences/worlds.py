@@ -25,17 +25,17 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from pipelines.batch_log import LogLayout
-from pipelines.host import Host
-from pipelines.operator import StatefulOperator, Update
-from pipelines.query import start
-from pipelines.sinks import AtLeastOnceSink
-from statestore.cli import main
-from statestore.clock import RandomIds, SystemClock
-from statestore.format.file_sink import INTERVAL_CONF
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.passes import Maintainer
+from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.host import Host
+from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.query import start
+from statekeeper.pipelines.sinks import AtLeastOnceSink
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format.file_sink import INTERVAL_CONF
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.passes import Maintainer
 from tests.interop.oracle import is_of_the_machine
 from tests.interop.sequences.model import Entry, History, Moment
 from tests.support.edited_keys import a_key_of

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format import names
-from statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
-from statestore.format.provider import PROVIDER, Provider
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance.audit.findings import FindingKind
-from statestore.storage import open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
+from statekeeper.statestore.format.provider import PROVIDER, Provider
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.audit.findings import FindingKind
+from statekeeper.statestore.storage import open_storage
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import MINORS, Refused, RemoteQuery, Sparks
 from tests.support import twins

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import publish_snapshot, take
 from tests.support.sparks_checkpoints import STORE, add_sidecar, changelog, commit, describe

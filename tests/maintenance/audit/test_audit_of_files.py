@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance.audit import FindingKind, Severity
-from statestore.storage import Storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.storage import Storage
 from tests.support.audits import (
     HARMS,
     assert_restart_is_right,

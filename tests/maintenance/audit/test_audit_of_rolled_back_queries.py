@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from statestore.format import logs, names
-from statestore.format.names import VersionId
-from statestore.maintenance import repair
-from statestore.maintenance.audit import FindingKind, Severity
-from statestore.maintenance.repair import RepairReason
-from statestore.storage import Storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance import repair
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.maintenance.repair import RepairReason
+from statekeeper.statestore.storage import Storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import publish_snapshot

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import SystemClock
-from statestore.errors import CorruptFile, UnsupportedProvider
-from statestore.format import logs, names
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.logs import STATE_CONF, OffsetLog
-from statestore.format.names import StorePath, VersionId
-from statestore.format.provider import PROVIDER
-from statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
-from statestore.maintenance import retention
-from statestore.maintenance.audit import FindingKind, Severity, gather
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import CorruptFile, UnsupportedProvider
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.logs import STATE_CONF, OffsetLog
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import PROVIDER
+from statekeeper.statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance import retention
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity, gather
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import ROOT_ID, Checkpoint
 from tests.support.hosts import column

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore.cli import main
-from statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
-from statestore.storage import open_storage
-from statestore.storage.urls import Locality, as_spark_writes_it, locality
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
+from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage.urls import Locality, as_spark_writes_it, locality
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"

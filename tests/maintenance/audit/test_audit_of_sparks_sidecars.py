@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statestore.format import names
-from statestore.format.logs import CODEC, STATE_CONF
-from statestore.format.names import VersionId
-from statestore.maintenance.audit import FindingKind, Severity
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import CODEC, STATE_CONF
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import Checkpoint
 from tests.support.sparks_checkpoints import STORE, add_sidecar, commit, describe, path_of

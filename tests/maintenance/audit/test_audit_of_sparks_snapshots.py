@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance.audit import FindingKind, Severity
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.changelogs import changelog_with_families
 from tests.support.checkpoints import Checkpoint

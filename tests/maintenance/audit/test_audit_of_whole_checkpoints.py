@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import NotACheckpoint
-from statestore.format import logs, names, operators
-from statestore.format.changelog import Header
-from statestore.format.changelog_writer import ChangelogWriter
-from statestore.format.names import StorePath, VersionId
-from statestore.maintenance.audit import FindingKind, gather
-from statestore.storage import Entry, Storage, open_storage
+from statekeeper.statestore.errors import NotACheckpoint
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.maintenance.audit import FindingKind, gather
+from statekeeper.statestore.storage import Entry, Storage, open_storage
 from tests.support.audits import SOME_ID, audited, changelog, flipped, garbage, loads, the_only_finding
 from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint
 from tests.support.hosts import column

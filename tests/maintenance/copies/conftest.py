@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import Roots
 from tests.support.s3_server import S3Server
 

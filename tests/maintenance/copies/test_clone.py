@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import binding, catalog
-from statestore.format import logs, names, operators
-from statestore.format.snapshot import read_snapshot
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.copies import Way
-from statestore.storage import open_storage
+from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.copies import Way
+from statekeeper.statestore.storage import open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.binding import read_binding
-from statestore.errors import MirrorDiverged
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.errors import MirrorDiverged
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import cloned
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.mirrors import mirrored

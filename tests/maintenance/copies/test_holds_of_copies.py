@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import RootHeld, SourceChanged
-from statestore.format import names, savepoint_names
-from statestore.format.structure import Structure
-from statestore.maintenance import holds, lease, passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.holds import Hold
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import RootHeld, SourceChanged
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import holds, lease, passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -20,12 +20,12 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import copies, lease, passes
-from statestore.maintenance.config import Policies
-from statestore.maintenance.copies import CopyFile, FreshIds
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import copies, lease, passes
+from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.copies import CopyFile, FreshIds
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import Roots, cloned, own
 from tests.support.file_sources import read_files, read_up_to
 from tests.support.maintained_query import Query

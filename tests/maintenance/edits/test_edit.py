@@ -10,17 +10,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
-from statestore.format import names
-from statestore.format.names import VersionId
-from statestore.maintenance import audit, edits
-from statestore.maintenance.edits import Edit
-from statestore.maintenance.edits.refusals import refusals
-from statestore.maintenance.edits.tables import read_table
-from statestore.origin import Origin
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance import audit, edits
+from statekeeper.statestore.maintenance.edits import Edit
+from statekeeper.statestore.maintenance.edits.refusals import refusals
+from statekeeper.statestore.maintenance.edits.tables import read_table
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
 from tests.support.edited_keys import a_key_of, leaves, without_key
 from tests.support.edits import FOR_SPARK, apply, goal, planned, row_table, rows, table, undo

@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.clock import Clock
-from statestore.errors import ObjectMissing, StatekeeperError
-from statestore.format.structure import Structure
-from statestore.maintenance import audit
-from statestore.maintenance.edits import Edit
-from statestore.storage import Storage, open_storage
-from statestore.switch_journal import Ending
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.edits import Edit
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.switch_journal import Ending
 from tests.support.edits import apply, planned, rows, undo
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.rescales import abort

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format.structure import Structure
-from statestore.storage import open_storage
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
 from tests.support.edits import apply, goal, rows
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked

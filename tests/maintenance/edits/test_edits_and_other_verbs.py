@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.names import StorePath, VersionId
-from statestore.format.structure import Structure
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
 from tests.support.edits import apply, goal, rows, undo
 from tests.support.twins import clean, statekeeper

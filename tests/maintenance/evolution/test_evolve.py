@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statestore.binding import read_binding
-from statestore.errors import BatchConflict, RefusedAsUnsafe, SchemaMismatch
-from statestore.format import names, operators
-from statestore.format.structure import Structure
-from statestore.root import StateRoot
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.errors import BatchConflict, RefusedAsUnsafe, SchemaMismatch
+from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import (
     NEW,
     OLD,

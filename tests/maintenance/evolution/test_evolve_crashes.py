@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore import switch_journal
-from statestore.errors import HalfSwitched, StatekeeperError
-from statestore.format import names
-from statestore.maintenance import audit
-from statestore.maintenance.audit import FindingKind
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import (
     NEW,
     OLD,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore import switch_journal
-from statestore.errors import HalfSwitched, LocalDiskFull, RefusedAsUnsafe, StorageError
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.errors import HalfSwitched, LocalDiskFull, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import by_key, commit, evolve, goal, new_rows, old_rows, plain_rows, rows_of, run
 from tests.support.mounts import fill, small_disk
 from tests.support.rescales import abort, planned

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.storage import open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.storage import open_storage
 from tests.support import retention
 from tests.support.evolved_roots import (
     by_key,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import ObjectMissing, StatekeeperError
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.maintenance.copies import CopyFile
-from statestore.origin import Origin
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance.copies import CopyFile
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix

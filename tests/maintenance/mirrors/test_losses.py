@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import CorruptFile, MirrorDiverged, MirrorStarted, RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.snapshot import read_snapshot
-from statestore.format.sparks import Spark
-from statestore.format.structure import Structure
-from statestore.maintenance import mirrors, passes
-from statestore.maintenance.mirrors import Reason
-from statestore.origin import Origin
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import CorruptFile, MirrorDiverged, MirrorStarted, RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import mirrors, passes
+from statekeeper.statestore.maintenance.mirrors import Reason
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
 from tests.support.file_sources import read_file, read_files
 from tests.support.maintained_query import maintained_query

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import StorageError
-from statestore.format import mirror_names, names
-from statestore.format.structure import Structure
-from statestore.maintenance import history, mirrors
-from statestore.maintenance.copies import Way
-from statestore.maintenance.copies.copy_file import Part
-from statestore.maintenance.history_records import DeletedFiles, FailedRun, PlannedDeletion
-from statestore.maintenance.mirrors import Reason
-from statestore.maintenance.mirrors.plan import MOST_LISTS
-from statestore.storage import Kind, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import history, mirrors
+from statekeeper.statestore.maintenance.copies import Way
+from statekeeper.statestore.maintenance.copies.copy_file import Part
+from statekeeper.statestore.maintenance.history_records import DeletedFiles, FailedRun, PlannedDeletion
+from statekeeper.statestore.maintenance.mirrors import Reason
+from statekeeper.statestore.maintenance.mirrors.plan import MOST_LISTS
+from statekeeper.statestore.storage import Kind, open_storage
 from tests.support.clones import FEW_KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.faulty_storage import Fault, FaultyStorage
 from tests.support.mirrors import mirrored, require_right

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -21,10 +21,10 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import mirror_names, names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, passes
-from statestore.storage import open_storage
+from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, passes
+from statekeeper.statestore.storage import open_storage
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER

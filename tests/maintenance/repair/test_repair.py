@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statestore.cli import main
-from statestore.clock import SystemClock
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names
-from statestore.format.checksum import checksum
-from statestore.format.names import VersionId
-from statestore.format.snapshot import encode_snapshot, read_snapshot
-from statestore.maintenance import audit, quiet, repair
-from statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.checksum import checksum
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance import audit, quiet, repair
+from statekeeper.statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.maintainers import MAINTAINER

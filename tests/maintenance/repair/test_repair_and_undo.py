@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import RefusedAsUnsafe, StorageError
-from statestore.format import names
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import audit, lease, retention, runs
-from statestore.maintenance.audit import AuditPolicy
-from statestore.maintenance.repair import Spark
-from statestore.maintenance.retention import Rule
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import RefusedAsUnsafe, StorageError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance import audit, lease, retention, runs
+from statekeeper.statestore.maintenance.audit import AuditPolicy
+from statekeeper.statestore.maintenance.repair import Spark
+from statekeeper.statestore.maintenance.retention import Rule
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statestore.format import names
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.retention import take_snapshots
 

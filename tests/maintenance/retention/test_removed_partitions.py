@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.names import StorePath
-from statestore.maintenance import retention as verb
-from statestore.maintenance import runs
-from statestore.maintenance.retention import RetentionPolicy, Rule
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import retention as verb
+from statekeeper.statestore.maintenance import runs
+from statekeeper.statestore.maintenance.retention import RetentionPolicy, Rule
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot

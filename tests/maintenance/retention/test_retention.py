@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import (
     CorruptFile,
     NotACheckpoint,
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import names
-from statestore.format.names import EMPTY, VersionId
-from statestore.maintenance import retention, runs, snapshot
-from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
-from statestore.maintenance.snapshot import Taken, TakeSnapshot
-from statestore.storage import Storage
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.maintenance import retention, runs, snapshot
+from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.snapshot import Taken, TakeSnapshot
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.hosts import column

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import names
-from statestore.maintenance import retention
-from statestore.maintenance.retention import RetentionPolicy, Rule
-from statestore.origin import Origin
-from statestore.storage import Storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import retention
+from statekeeper.statestore.maintenance.retention import RetentionPolicy, Rule
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.retention import AT_ONCE, collect, paths, planned, rules
 from tests.support.snapshots import with_a_table_of_its_own

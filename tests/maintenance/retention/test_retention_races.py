@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import (
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import (
     CorruptFile,
     LeaseLost,
     RefusedAsUnsafe,
     RootHeld,
 )
-from statestore.format import logs, names
-from statestore.format.names import VersionId
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance import announcements, lease, retention
-from statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
-from statestore.storage import Entry, Storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance import announcements, lease, retention
+from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
+from statekeeper.statestore.storage import Entry, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.retention import AT_ONCE, collect, paths, planned, rules, take_snapshots

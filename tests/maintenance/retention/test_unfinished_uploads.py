@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import AccessDenied, StorageError
-from statestore.format import names
-from statestore.maintenance import passes, retention
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.passes import Maintainer
-from statestore.maintenance.retention import RetentionFacts, RetentionPlan, Rule
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import AccessDenied, StorageError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance import passes, retention
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.retention import RetentionFacts, RetentionPlan, Rule
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.retention import AT_ONCE, collect

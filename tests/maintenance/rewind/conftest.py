@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statestore.storage import Storage
+from statekeeper.statestore.storage import Storage
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import StatekeeperError, VersionNotLoadable
-from statestore.format import logs, names
-from statestore.format.provider import Provider, provider_of
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.provider import Provider, provider_of
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.repairs import contents
 from tests.support.rescales import all_rows

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.origin import Origin
-from statestore.storage import Kind, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Kind, Storage
 from tests.support.audits import audited
 from tests.support.clones import KINDS
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
-from statestore.format import names
-from statestore.format.file_sink import LOG, parse_entry
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.maintenance.rewind import RewindReason
-from statestore.storage import Kind, Storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import LOG, parse_entry
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.maintenance.rewind import RewindReason
+from statekeeper.statestore.storage import Kind, Storage
 from tests.support.audits import audited
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.file_sinks import CheckpointWithSink

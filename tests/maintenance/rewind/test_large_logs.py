@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import RandomIds
-from statestore.errors import CorruptFile
-from statestore.format import logs, names
-from statestore.format.limits import MOST_READ_BYTES
-from statestore.maintenance import quarantine
-from statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statestore.maintenance.rewind.sources import data
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.maintenance import quarantine
+from statekeeper.statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.maintenance.rewind.sources import data
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import cloned
 from tests.support.file_sinks import CheckpointWithSink

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import RandomIds, SystemClock
-from statestore.errors import (
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.errors import (
     CorruptFile,
     NotACheckpoint,
     RefusedAsUnsafe,
@@ -18,11 +18,11 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import file_source, logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, passes, rewind
-from statestore.maintenance.config import Mode, Policies
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import file_source, logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, passes, rewind
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import made, own
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents

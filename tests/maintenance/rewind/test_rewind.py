@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import binding, catalog
-from statestore.cli.rewind import source_line
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.format import logs, names
-from statestore.format.structure import Structure
-from statestore.maintenance.rewind import SourceNeed
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.cli.rewind import source_line
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewind import SourceNeed
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own
 from tests.support.repairs import aggressively_collected, contents

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore import attempts
-from statestore.attempt_outputs import OutputRecord, SinkPosition
-from statestore.clock import RandomIds
-from statestore.storage import open_storage
+from statekeeper.statestore import attempts
+from statekeeper.statestore.attempt_outputs import OutputRecord, SinkPosition
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.storage import open_storage
 from tests.support.commands import statekeeper
 from tests.support.keyed_roots import KeyedRoot
 

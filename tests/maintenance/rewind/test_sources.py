@@ -13,12 +13,12 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from statestore.errors import BadConfiguration, CorruptFile, NotACheckpoint, RefusedAsUnsafe, StorageError
-from statestore.format.logs import OffsetLog
-from statestore.maintenance.rewind import SourceLocations, SourceNeed, client_properties, look_up
-from statestore.maintenance.rewind.sources import kafka
-from statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, OtherData, read
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.errors import BadConfiguration, CorruptFile, NotACheckpoint, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.maintenance.rewind import SourceLocations, SourceNeed, client_properties, look_up
+from statekeeper.statestore.maintenance.rewind.sources import kafka
+from statekeeper.statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, OtherData, read
+from statekeeper.statestore.storage import Storage, open_storage
 
 
 def need(data: object, *folders: Storage) -> SourceNeed:

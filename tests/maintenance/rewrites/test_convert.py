@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.clock import RandomIds, SystemClock
-from statestore.format import logs, names
-from statestore.format.provider import Provider, provider_of
-from statestore.format.structure import Structure
-from statestore.maintenance import rewrites, runs
-from statestore.maintenance.rewrites import Convert
-from statestore.maintenance.switchover import Machine
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.provider import Provider, provider_of
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import rewrites, runs
+from statekeeper.statestore.maintenance.rewrites import Convert
+from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.rescales import FOR_SPARK, abort, all_rows
 from tests.support.switching import WRITES, after_the_dead

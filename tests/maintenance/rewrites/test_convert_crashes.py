@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore.clock import Clock
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.rewrites import Convert
-from statestore.storage import Storage
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites import Convert
+from statekeeper.statestore.storage import Storage
 from tests.support.rescales import rescale
 from tests.support.rewrite_crashes import CrashMatrix
 

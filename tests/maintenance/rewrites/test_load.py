@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.clock import RandomIds
-from statestore.errors import (
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.errors import (
     CorruptFile,
     NotACheckpoint,
     ObjectMissing,
@@ -22,9 +22,9 @@ from statestore.errors import (
     StatekeeperError,
     UnknownFormatVersion,
 )
-from statestore.format import logs, names
-from statestore.maintenance.switchover import Progress, SwitchPhase
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.maintenance.switchover import Progress, SwitchPhase
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import rescales
 from tests.support.loads import load, planned, savepoint, undo
 from tests.support.placed_rows import placed_rows

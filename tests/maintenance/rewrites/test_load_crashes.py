@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statestore import switch_journal
-from statestore.clock import Clock
-from statestore.errors import StatekeeperError
-from statestore.maintenance import audit
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.loads import load, savepoint
 from tests.support.rescales import abort, all_rows

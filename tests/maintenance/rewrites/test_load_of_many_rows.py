@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statestore import catalog
-from statestore.format.murmur3 import partitions_of, row_hashes
-from statestore.format.names import StorePath
-from statestore.format.snapshot import read_snapshot
-from statestore.maintenance.rewrites.rocksdb_snapshots import TABLE_BYTES
-from statestore.maintenance.savepoints.columns import digest_of, digest_sum
-from statestore.storage import open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.maintenance.rewrites.rocksdb_snapshots import TABLE_BYTES
+from statekeeper.statestore.maintenance.savepoints.columns import digest_of, digest_sum
+from statekeeper.statestore.storage import open_storage
 from tests.support.loads import savepoint
 from tests.support.unpacked import unpacked
 
@@ -30,7 +30,7 @@ _MOST_BYTES = 400 * 1024**2
 _RUN = """
 import atexit, pathlib, runpy, sys
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text(), file=sys.stderr))
-runpy.run_module("statestore", run_name="__main__")
+runpy.run_module("statekeeper", run_name="__main__")
 """
 
 

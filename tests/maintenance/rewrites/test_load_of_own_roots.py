@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe
-from statestore.format.structure import Structure
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.loads import load, planned, savepoint, undo
 from tests.support.twins import clean

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore import switch_journal
-from statestore.binding import read_binding
-from statestore.errors import HalfSwitched, StatekeeperError
-from statestore.maintenance import audit
-from statestore.maintenance.audit import FindingKind
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import abort, rescale

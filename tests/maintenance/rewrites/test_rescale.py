@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.errors import HalfSwitched, RefusedAsUnsafe
-from statestore.format import logs, names
-from statestore.format.state_conf import shuffle_partitions
-from statestore.maintenance import audit, rewrites
-from statestore.maintenance.rewrites import Rescale
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.errors import HalfSwitched, RefusedAsUnsafe
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.state_conf import shuffle_partitions
+from statekeeper.statestore.maintenance import audit, rewrites
+from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows
 from tests.support.rescales import FOR_SPARK, abort, all_rows, planned, rescale

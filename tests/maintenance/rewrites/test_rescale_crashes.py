@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import Clock
-from statestore.errors import StatekeeperError
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance import audit
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.rescales import abort, rescale
 from tests.support.rewrite_crashes import CrashMatrix

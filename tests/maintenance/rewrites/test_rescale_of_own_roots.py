@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statestore import catalog
-from statestore.binding import read_binding
-from statestore.cli import main
-from statestore.errors import BatchConflict
-from statestore.format import names
-from statestore.format.structure import Structure
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.root import Ready
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.cli import main
+from statekeeper.statestore.errors import BatchConflict
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.root import Ready
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot

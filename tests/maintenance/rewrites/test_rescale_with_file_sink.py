@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog, switch_journal
-from statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
-from statestore.format.file_sink import LOG
-from statestore.storage import Storage
+from statekeeper.statestore import catalog, switch_journal
+from statekeeper.statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format.file_sink import LOG
+from statekeeper.statestore.storage import Storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.file_sinks import CheckpointWithSink
 from tests.support.rescales import abort, rescale

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from statestore import switch_journal
-from statestore.errors import LocalStateError
-from statestore.format.provider import Provider
-from statestore.format.structure import Structure
-from statestore.maintenance.rewrites import Convert, Goal, build
-from statestore.storage import open_storage
+from statekeeper.statestore import switch_journal
+from statekeeper.statestore.errors import LocalStateError
+from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites import Convert, Goal, build
+from statekeeper.statestore.storage import open_storage
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.placed_rows import placed_rows
 from tests.support.rescales import all_rows, rescale
@@ -85,7 +85,7 @@ _CALLS_THAT_SLEEP = """
 from threading import Thread
 from time import sleep
 import os
-from statestore.maintenance.processes import callers
+from statekeeper.statestore.maintenance.processes import callers
 with callers(2) as call:
     print(call(os.getpid), flush=True)
     Thread(target=call, args=(sleep, 600), daemon=True).start()
@@ -105,8 +105,8 @@ def test_the_death_of_the_first_process_ends_the_others() -> None:
 _WORK_THAT_SLEEPS = """
 from functools import partial
 from time import sleep
-from statestore.maintenance.pool import in_pool
-from statestore.maintenance.processes import callers
+from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.maintenance.processes import callers
 with callers(2) as call:
     call(sleep, 0)
     print("ready", flush=True)

@@ -12,18 +12,25 @@ from typing import Any
 
 import pytest
 
-from statestore import catalog
-from statestore.clock import SystemClock
-from statestore.errors import LeaseLost, LocalDiskFull, RefusedAsUnsafe, RootHeld, StorageError, VersionNotLoadable
-from statestore.format import names, savepoint_names
-from statestore.format.savepoint_names import BEGUN, MANIFEST
-from statestore.format.structure import Structure
-from statestore.maintenance import holds, lease, passes
-from statestore.maintenance.config import Mode, Policies
-from statestore.maintenance.holds import Hold
-from statestore.maintenance.retention import RetentionPolicy
-from statestore.maintenance.savepoints.write import FILE_BYTES
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.errors import (
+    LeaseLost,
+    LocalDiskFull,
+    RefusedAsUnsafe,
+    RootHeld,
+    StorageError,
+    VersionNotLoadable,
+)
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import holds, lease, passes
+from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.savepoints.write import FILE_BYTES
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, made, own
 from tests.support.commands import statekeeper
 from tests.support.maintained_query import Query
@@ -311,7 +318,7 @@ def test_a_scratch_disk_that_is_too_small_is_refused_before_anything_is_written(
     assert "of local disk in" in statekeeper(*verb, "--dry-run").output
     # The destination is on the same disk.
     needed = plan.scratch_bytes(1) + plan.table_bytes
-    monkeypatch.setattr("statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr("statekeeper.statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed - 1)
 
     def save() -> None:
         prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
@@ -321,7 +328,7 @@ def test_a_scratch_disk_that_is_too_small_is_refused_before_anything_is_written(
         save()
     assert destination.list("", hidden=True) == []
     assert held(source) == []
-    monkeypatch.setattr("statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed)
+    monkeypatch.setattr("statekeeper.statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed)
     save()
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld, StatekeeperError
-from statestore.format import names, savepoint_names
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, passes
-from statestore.maintenance.config import Mode
-from statestore.maintenance.labels import Content, Label
-from statestore.origin import Origin
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld, StatekeeperError
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, passes
+from statekeeper.statestore.maintenance.config import Mode
+from statekeeper.statestore.maintenance.labels import Content, Label
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own, query_of
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statestore.format import savepoint_names
-from statestore.maintenance import passes
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.format import savepoint_names
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, own
 from tests.support.commands import statekeeper
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash

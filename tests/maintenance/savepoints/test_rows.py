@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statestore.errors import (
+from statekeeper.statestore.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -16,13 +16,13 @@ from statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statestore.format import logs, names
-from statestore.format.savepoint_names import BEGUN, MANIFEST
-from statestore.format.structure import Structure
-from statestore.maintenance import lease, passes
-from statestore.maintenance.savepoints import Tables
-from statestore.origin import Origin
-from statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import lease, passes
+from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, own
 from tests.support.counted_state import SCHEMA, changes

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statestore.storage import open_storage
+from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import expected, shown
 from tests.support.savepoints import manifest, recomputed, rows_of, saved, table
 from tests.support.unpacked import unpacked

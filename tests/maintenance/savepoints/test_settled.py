@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statestore import catalog
-from statestore.errors import RefusedAsUnsafe
-from statestore.format import names, savepoint_names
-from statestore.format.structure import Structure
-from statestore.maintenance import passes
-from statestore.origin import Origin
-from statestore.storage import Storage, open_storage
+from statekeeper.statestore import catalog
+from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, outer_checkpoint, own
 from tests.support.commands import statekeeper
 from tests.support.maintained_query import maintained_query

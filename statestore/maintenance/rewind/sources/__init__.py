@@ -6,8 +6,8 @@ delta      the versions and files of a Delta table
 kafka      the offsets of topics
 """
 
-from statestore.maintenance.rewind.sources.data import SourceData, read
-from statestore.maintenance.rewind.sources.kafka import client_properties
-from statestore.maintenance.rewind.sources.look_ups import SourceLocations, SourceNeed, look_up
+from statekeeper.statestore.maintenance.rewind.sources.data import SourceData, read
+from statekeeper.statestore.maintenance.rewind.sources.kafka import client_properties
+from statekeeper.statestore.maintenance.rewind.sources.look_ups import SourceLocations, SourceNeed, look_up
 
 __all__ = ["SourceData", "SourceLocations", "SourceNeed", "client_properties", "look_up", "read"]

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from statestore.counts import counted
-from statestore.errors import CorruptFile, ObjectMissing
-from statestore.format import file_source, names
-from statestore.format.logs import OffsetLog
-from statestore.format.untrusted import BAD_VALUES, parsed_json, text
-from statestore.storage import Storage, read_lines
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import CorruptFile, ObjectMissing
+from statekeeper.statestore.format import file_source, names
+from statekeeper.statestore.format.logs import OffsetLog
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, text
+from statekeeper.statestore.storage import Storage, read_lines
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _NOTHING = "-"

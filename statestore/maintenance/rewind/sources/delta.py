@@ -7,12 +7,12 @@ import errno
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from statestore.counts import counted
-from statestore.errors import CorruptFile, StorageError, UnsafePath
-from statestore.format.untrusted import BAD_VALUES
-from statestore.maintenance.rewind import delta_log
-from statestore.maintenance.rewind.sources.data import DeltaVersions
-from statestore.storage import Storage, at_once
+from statekeeper.statestore.counts import counted
+from statekeeper.statestore.errors import CorruptFile, StorageError, UnsafePath
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.maintenance.rewind import delta_log
+from statekeeper.statestore.maintenance.rewind.sources.data import DeltaVersions
+from statekeeper.statestore.storage import Storage, at_once
 
 _LONGEST_URL_BYTES = 1024
 """S3 has this limit for the path. The path of the table is a part of it."""

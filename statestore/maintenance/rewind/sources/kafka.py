@@ -7,8 +7,8 @@ import configparser
 from collections.abc import Mapping
 from pathlib import Path
 
-from statestore.errors import BadConfiguration, StorageError, UnsupportedEnvironment
-from statestore.maintenance.rewind.sources.data import KafkaOffsets
+from statekeeper.statestore.errors import BadConfiguration, StorageError, UnsupportedEnvironment
+from statekeeper.statestore.maintenance.rewind.sources.data import KafkaOffsets
 
 _WITHOUT = "run this command without --kafka-config"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from statestore.errors import NotACheckpoint, RefusedAsUnsafe, UnsafePath
-from statestore.maintenance.rewind import delta_log
-from statestore.maintenance.rewind.sources import delta, kafka
-from statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, SourceData
-from statestore.storage import Storage, at_once
-from statestore.storage.urls import path_below
+from statekeeper.statestore.errors import NotACheckpoint, RefusedAsUnsafe, UnsafePath
+from statekeeper.statestore.maintenance.rewind import delta_log
+from statekeeper.statestore.maintenance.rewind.sources import delta, kafka
+from statekeeper.statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, SourceData
+from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.storage.urls import path_below
 
 CANNOT = "Statekeeper cannot check this kind of source"
 _PARENT = re.compile(r"[a-z0-9]+://[A-Za-z0-9@.:-]+(?:/[^/\s]+)*(?=/[^/\s]+$)")

@@ -1,0 +1,5 @@
+"""Maintenance in Dagster: `from statekeeper.dagster import build`. It needs `pip install 'statekeeper[platform]'`."""
+
+from statekeeper.assets.definitions import build
+
+__all__ = ["build"]
