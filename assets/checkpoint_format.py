@@ -12,7 +12,7 @@ from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance import verbs
 
 
 class Switch(StoppedQuery):
@@ -53,13 +53,13 @@ def _switching(config: Switch) -> Action:
         storage, policies = launch.query.storage, launch.query.policies
         run, stopped = launch.run, config.confirm_stopped
         if config.do is Do.ABORT:
-            begun = passes.switch.abort(storage, policies, launch.by, launch.report, run=run, stopped=stopped)
+            begun = verbs.switch.abort(storage, policies, launch.by, launch.report, run=run, stopped=stopped)
             return metadata.of_aborted_switch(begun), None
         spark = config.for_spark.spark
-        prepared = passes.switch.plan(storage, policies, config.to, spark, scratch=launch.scratch)
+        prepared = verbs.switch.plan(storage, policies, config.to, spark, scratch=launch.scratch)
         if config.do is Do.PLAN:
             return metadata.of_switch(prepared, is_done=prepared.plan.is_there), None
-        prepared = passes.switch.execute(
+        prepared = verbs.switch.execute(
             storage, prepared, launch.by, launch.report, run=run, stopped=stopped, scratch=launch.scratch
         )
         refusal = next(map(str, prepared.refusals), None)

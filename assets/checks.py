@@ -16,14 +16,14 @@ import dagster as dg
 from statekeeper.assets import metadata
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.resources.fleet import OpenedQuery
-from statekeeper.statestore.counts import counted
-from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
-from statekeeper.statestore.maintenance.audit import Audit, Finding, FindingKind, Severity
-from statekeeper.statestore.maintenance.config import MirrorPolicy
-from statekeeper.statestore.maintenance.mirrors import Lag
-from statekeeper.statestore.maintenance.passes import RetentionPass, SnapshotPass
-from statekeeper.statestore.maintenance.switchover import OpenJournal
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.maintenance.copies.mirrors import Lag
+from statekeeper.statestore.maintenance.rewrites.switchover import OpenJournal
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
+from statekeeper.statestore.maintenance.verbs import RetentionPass, SnapshotPass
+from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
 
 _LOGS = frozenset(
     {

@@ -11,11 +11,11 @@ from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import holder
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import Maintainer
 
 
 class DoClone(Enum):
@@ -74,7 +74,7 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
     started = by.clock.monotonic_seconds()
     try:
-        prepared = passes.clone.plan(
+        prepared = verbs.clone.plan(
             query.storage,
             destination,
             query.policies,
@@ -87,7 +87,7 @@ def clone(context: dg.AssetExecutionContext, config: Clone, fleet: Fleet) -> dg.
         )
         shown = metadata.of_clone(prepared, destination.url)
         if config.do is DoClone.APPLY:
-            passes.clone.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
+            verbs.clone.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
             shown |= {"phase": "cloned", "seconds": round(by.clock.monotonic_seconds() - started, 3)}
     except StatekeeperError as error:
         raise dg.Failure(for_launchpad(str(error), query)) from error

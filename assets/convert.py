@@ -11,10 +11,10 @@ from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.rewrites import Rewrite, rewriting
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import Convert
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance.rewrites.engine import Convert
 
 
 class ConvertQuery(Rewrite):

@@ -47,8 +47,8 @@ from statekeeper.assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.maintenance.config import FILE_NAME
-from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS
+from statekeeper.statestore.contents.quiet import QUIET_SECONDS
+from statekeeper.statestore.maintenance.verbs.config import FILE_NAME
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
 

@@ -11,9 +11,9 @@ from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, 
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.edits.tables import edit_of
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.edits.tables import edit_of
 
 
 class EditState(StoppedQuery):
@@ -72,16 +72,16 @@ def _editing(config: EditState) -> Action:
         storage, policies, by, report = launch.query.storage, launch.query.policies, launch.by, launch.report
         run, scratch, stopped = launch.run, launch.scratch, config.confirm_stopped
         if config.do is DoOrUndo.ABORT:
-            begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, report, run=run, stopped=stopped)
+            begun = verbs.rewrite.abort(storage, policies, RewriteKind.EDIT, by, report, run=run, stopped=stopped)
             return metadata.of_aborted_rewrite(begun), None
         if config.do is DoOrUndo.UNDO:
-            begun = passes.edit.undo(storage, policies, config.undo_run, by, report, run=run, stopped=stopped)
+            begun = verbs.edit.undo(storage, policies, config.undo_run, by, report, run=run, stopped=stopped)
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         goal = edit_of(config.operator, config.delete, config.delete_keys, config.upsert)
-        prepared = passes.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
+        prepared = verbs.edit.plan(storage, policies, goal, by, config.for_spark.spark, scratch=scratch)
         if config.do is DoOrUndo.PLAN:
             return metadata.of_edit(prepared, is_done=prepared.plan.is_there), None
-        prepared = passes.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
+        prepared = verbs.edit.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
         refusal = next(map(str, prepared.refusals), None)
         shown = metadata.of_edit(prepared, is_done=refusal is None)

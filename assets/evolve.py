@@ -11,9 +11,10 @@ from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, 
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.maintenance import passes, rewrites
-from statekeeper.statestore.maintenance.evolution import read_schema_file
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.evolution import read_schema_file
 
 
 class EvolveState(StoppedQuery):
@@ -62,17 +63,17 @@ def _evolving(config: EvolveState) -> Action:
         storage, policies, by, report = launch.query.storage, launch.query.policies, launch.by, launch.report
         run, scratch, stopped, kind = launch.run, launch.scratch, config.confirm_stopped, RewriteKind.EVOLVE
         if config.do is DoOrUndo.ABORT:
-            begun = passes.rewrite.abort(storage, policies, kind, by, report, run=run, stopped=stopped)
+            begun = verbs.rewrite.abort(storage, policies, kind, by, report, run=run, stopped=stopped)
             return metadata.of_aborted_rewrite(begun), None
         if config.do is DoOrUndo.UNDO:
-            begun = passes.rewrite.undo(storage, policies, kind, config.undo_run, by, report, run=run, stopped=stopped)
+            begun = verbs.rewrite.undo(storage, policies, kind, config.undo_run, by, report, run=run, stopped=stopped)
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         goal = read_schema_file(config.schema_file)
-        prepared = passes.rewrite.plan(storage, policies, goal, config.for_spark.spark, scratch=scratch)
+        prepared = verbs.rewrite.plan(storage, policies, goal, config.for_spark.spark, scratch=scratch)
         if config.do is DoOrUndo.PLAN:
-            found = rewrites.preview(storage, prepared.plan, scratch=scratch, clock=by.clock, ids=by.ids)
+            found = engine.preview(storage, prepared.plan, scratch=scratch, clock=by.clock, ids=by.ids)
             return metadata.of_evolution(prepared, found), None
-        prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
+        prepared = verbs.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
         refusal = next(map(str, prepared.refusals), None)
         shown = metadata.of_rewrite(prepared, is_done=refusal is None)

@@ -11,13 +11,13 @@ from statekeeper.assets.checks import describe, with_next
 from statekeeper.assets.retention import retention
 from statekeeper.assets.sources import GROUP, OWNERS
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.durations import utc
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import health
-from statekeeper.statestore.maintenance.audit import Severity
-from statekeeper.statestore.maintenance.health import Health
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.durations import utc
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.maintenance.upkeep.audit import Severity
+from statekeeper.statestore.maintenance.verbs import health
+from statekeeper.statestore.maintenance.verbs.health import Health
 from statekeeper.statestore.storage import at_once
 
 _LAST_CLEAN = "last_clean_audits"

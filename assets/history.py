@@ -9,8 +9,8 @@ from pydantic import Field
 
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.worker import delete_dead_locks
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.durations import utc
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.durations import utc
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _AT_A_TIME = 100

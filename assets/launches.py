@@ -16,13 +16,13 @@ from statekeeper.assets.metadata import Metadata
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback
+from statekeeper.statestore.maintenance.verbs import Maintainer
 
 
 class Do(Enum):
@@ -127,7 +127,7 @@ def launched(
         context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
 
     def verdicts() -> list[dg.AssetCheckResult]:
-        found = nothing_left_half_switched(switch_journal.open_journal(query.storage), query)
+        found = nothing_left_half_switched(rewrite_journal.open_journal(query.storage), query)
         return with_fleet_verdicts(context, [found], fleet)
 
     launch = Launch(query=query, by=by, run=by.ids.fresh(), scratch=fleet.scratch_folder(), report=report)

@@ -11,11 +11,11 @@ from statekeeper.assets.launches import Action, DoOrUndo, Launch, StoppedQuery, 
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.rewrites import Load
-from statekeeper.statestore.maintenance.savepoints.saved import read_saved
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.rewrites.engine import Load
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class LoadState(StoppedQuery):
@@ -73,12 +73,12 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
             return fleet.open_destination(url, launch.query)
 
         if config.do is DoOrUndo.ABORT:
-            begun = passes.rewrite.abort(
+            begun = verbs.rewrite.abort(
                 storage, policies, RewriteKind.LOAD, by, report, run=run, stopped=stopped, open_sink=open_other
             )
             return metadata.of_aborted_rewrite(begun), None
         if config.do is DoOrUndo.UNDO:
-            begun = passes.rewrite.undo(
+            begun = verbs.rewrite.undo(
                 storage,
                 policies,
                 RewriteKind.LOAD,
@@ -92,7 +92,7 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
             return {**metadata.of_aborted_rewrite(begun), "phase": "undone"}, None
         source = open_other(config.savepoint)
         goal = Load(read_saved(source), source, config.replace_state)
-        prepared = passes.rewrite.plan(
+        prepared = verbs.rewrite.plan(
             storage,
             policies,
             goal,
@@ -103,7 +103,7 @@ def _loading(config: LoadState, fleet: Fleet) -> Action:
         )
         if config.do is DoOrUndo.PLAN:
             return metadata.of_load(prepared, is_done=False), None
-        prepared = passes.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
+        prepared = verbs.rewrite.execute(storage, prepared, by, report, run=run, stopped=stopped, scratch=scratch)
         planned = prepared.plan
         refusal = next(map(str, prepared.refusals), None)
         shown = metadata.of_load(prepared, is_done=refusal is None)

@@ -17,13 +17,18 @@ from typing import ParamSpec, TypeAlias
 
 import dagster as dg
 
-from statekeeper.statestore.differences import Change
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import records
-from statekeeper.statestore.maintenance.audit import Finding, Severity
-from statekeeper.statestore.maintenance.copies import Way
-from statekeeper.statestore.maintenance.mirrors import CleanupPlan
-from statekeeper.statestore.maintenance.passes import (
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.contents.differences import Change
+from statekeeper.statestore.maintenance.copies.clones import Way
+from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
+from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
+from statekeeper.statestore.maintenance.rewrites.engine import EvolutionPreview
+from statekeeper.statestore.maintenance.rewrites.switchover import Begun
+from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
+from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statekeeper.statestore.maintenance.upkeep.snapshot import LeaveAlone, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.verbs import (
     PreparedClone,
     PreparedEdit,
     PreparedFiles,
@@ -33,15 +38,10 @@ from statekeeper.statestore.maintenance.passes import (
     PreparedSwitch,
     RetentionPass,
     SnapshotPass,
+    as_json,
 )
-from statekeeper.statestore.maintenance.passes.audit import Looked
-from statekeeper.statestore.maintenance.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statekeeper.statestore.maintenance.rewrites import EvolutionPreview
-from statekeeper.statestore.maintenance.savepoints.manifest import Summary
-from statekeeper.statestore.maintenance.snapshot import LeaveAlone, Taken, TakeSnapshot
-from statekeeper.statestore.maintenance.switchover import Begun
-from statekeeper.statestore.query_metrics import Prices, QueryMetrics
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.maintenance.verbs.audit import Looked
+from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics
 
 Figure: TypeAlias = str | int | float
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
@@ -153,7 +153,7 @@ def of_job(metrics: QueryMetrics | None, prices: Prices) -> Metadata:
 @_shown
 def of_taken(one: Taken) -> Metadata:
     """The ledger's entry of a store that got a snapshot."""
-    shown = {name: value for name, value in records.of_taken(one).items() if isinstance(value, str | int | float)}
+    shown = {name: value for name, value in as_json.of_taken(one).items() if isinstance(value, str | int | float)}
     return {"figures": figures(shown)}
 
 

@@ -11,11 +11,12 @@ from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import holder
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import mirrors, passes
-from statekeeper.statestore.maintenance.mirrors import Lag
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies import mirrors
+from statekeeper.statestore.maintenance.copies.mirrors import Lag
+from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.storage import Storage
 
 
@@ -45,9 +46,9 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
     started = by.clock.monotonic_seconds()
     try:
-        prepared = passes.mirror.plan(query.storage, destination, query.policies, by, location=query.mirror.location)
+        prepared = verbs.mirror.plan(query.storage, destination, query.policies, by, location=query.mirror.location)
         shown = metadata.of_mirror(prepared, destination.url)
-        cleanup = passes.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
+        cleanup = verbs.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
     except StatekeeperError as error:
         lag = _lag(query.storage, destination)
         yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)], fleet)

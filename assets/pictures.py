@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance.audit import Audit, AuditFacts
-from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
-from statekeeper.statestore.maintenance.health import Health
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts
+from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.verbs.health import Health
 
 _VERSIONS = 60
 _STEP = 10

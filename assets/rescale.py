@@ -11,9 +11,9 @@ from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.rewrites import Rewrite, rewriting
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.names import MOST_PARTITIONS
-from statekeeper.statestore.maintenance.rewrites import Rescale
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale
 
 
 class RescaleQuery(Rewrite):

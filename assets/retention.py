@@ -12,10 +12,11 @@ from statekeeper.assets.sources import GROUP, OWNERS, STATE_STORE
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import holder
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import audit, passes
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome
+from statekeeper.statestore.maintenance.verbs import Maintainer
 
 
 @dg.asset(
@@ -38,9 +39,9 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
     """
     query = fleet.open(context.partition_key)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
-    done = passes.retention.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
+    done = verbs.retention.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
     _record(context, query.name, done.done)
-    after = passes.audit.judged(audit.gather(query.storage), query.policies)
+    after = verbs.audit.judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
         metadata=metadata.of_retention(done),
         check_results=with_fleet_verdicts(context, [retention_floor_is_kept(done, after, query)], fleet),

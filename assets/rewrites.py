@@ -7,10 +7,10 @@ from pydantic import Field
 from statekeeper.assets import metadata
 from statekeeper.assets.launches import Action, Do, Launch, StoppedQuery
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.rewrites import Goal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.engine import Goal
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.switch_journal import RewriteKind
 
 
 class Rewrite(StoppedQuery):
@@ -37,7 +37,7 @@ def rewriting(config: Rewrite, fleet: Fleet, kind: RewriteKind, goal: Goal) -> A
             return fleet.open_destination(url, launch.query)
 
         if config.do is Do.ABORT:
-            begun = passes.rewrite.abort(
+            begun = verbs.rewrite.abort(
                 storage,
                 policies,
                 kind,
@@ -48,7 +48,7 @@ def rewriting(config: Rewrite, fleet: Fleet, kind: RewriteKind, goal: Goal) -> A
                 open_sink=open_sink,
             )
             return metadata.of_aborted_rewrite(begun), None
-        prepared = passes.rewrite.plan(
+        prepared = verbs.rewrite.plan(
             storage,
             policies,
             goal,
@@ -59,7 +59,7 @@ def rewriting(config: Rewrite, fleet: Fleet, kind: RewriteKind, goal: Goal) -> A
         )
         if config.do is Do.PLAN:
             return metadata.of_rewrite(prepared, is_done=prepared.plan.is_there), None
-        prepared = passes.rewrite.execute(
+        prepared = verbs.rewrite.execute(
             storage,
             prepared,
             launch.by,

@@ -12,11 +12,11 @@ from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.storage import Storage
 
 
@@ -96,7 +96,7 @@ def savepoint(context: dg.AssetExecutionContext, config: Savepoint, fleet: Fleet
 def _files(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Storage, by: Maintainer) -> Metadata:
     if config.label is None:
         raise dg.Failure("a savepoint with files needs a label")
-    prepared = passes.savepoint.plan_files(
+    prepared = verbs.savepoint.plan_files(
         query.storage,
         destination,
         query.policies,
@@ -109,9 +109,7 @@ def _files(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Sto
     )
     shown = metadata.of_savepoint_with_files(prepared)
     if config.do is DoSavepoint.APPLY:
-        listed = passes.savepoint.execute_files(
-            query.storage, destination, prepared, by, scratch=fleet.scratch_folder()
-        )
+        listed = verbs.savepoint.execute_files(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
         shown["listed"] = listed
     return shown
 
@@ -119,7 +117,7 @@ def _files(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Sto
 def _rows(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Storage, by: Maintainer) -> Metadata:
     if config.location is not None:
         raise dg.Failure("location applies only to a savepoint with files: rows contain no URL of the destination")
-    prepared = passes.savepoint.plan_rows(
+    prepared = verbs.savepoint.plan_rows(
         query.storage,
         destination,
         by,
@@ -132,7 +130,7 @@ def _rows(config: Savepoint, fleet: Fleet, query: OpenedQuery, destination: Stor
     )
     made = None
     if config.do is DoSavepoint.APPLY:
-        made = passes.savepoint.execute_rows(
+        made = verbs.savepoint.execute_rows(
             query.storage, destination, prepared, by, query.policies, scratch=fleet.scratch_folder()
         )
     return metadata.of_savepoint_with_rows(prepared, destination.url, made)

@@ -16,13 +16,13 @@ from statekeeper.assets.verdicts import red_queries
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import HOLDER_TAG, holder, is_dead
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import fleet as fleets
-from statekeeper.statestore.maintenance import lease
-from statekeeper.statestore.maintenance.config import Configuration
-from statekeeper.statestore.maintenance.fleet import Query, forget_seconds
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.verbs import fleet as fleets
+from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.verbs.fleet import Query, forget_seconds
 
 _RUNS_OF_A_QUERY = 20
 """The newest runs to examine, because those of another fleet can be among them."""

@@ -9,13 +9,13 @@ from statekeeper.assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
-from statekeeper.statestore.attempts import metrics_at
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import Maintainer, SnapshotPass
-from statekeeper.statestore.maintenance.snapshot import Taken
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
+from statekeeper.statestore.maintenance.verbs import Maintainer, SnapshotPass
+from statekeeper.statestore.root.attempts import metrics_at
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
 
 @dg.asset(
@@ -38,7 +38,7 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
     """
     query = fleet.open(context.partition_key)
     by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
-    done = passes.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
+    done = verbs.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
     _record(context, query.name, done.taken)
     shown = {**metadata.of_snapshots(done), **metadata.of_job(_metrics(query, done), query.prices)}
     if done.failed:

@@ -10,17 +10,17 @@ import pyarrow as pa
 
 from benchmarks.measure import Table
 from benchmarks.native_query import DOLLARS_PER_READ, DOLLARS_PER_WRITE
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import batch_log, logs
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import key_schema
 from statekeeper.statestore.format.types import spark_schema_json
-from statekeeper.statestore.root import Pending, Ready, StateRoot
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.columns import StoreSchema
+from statekeeper.statestore.root.state_root import Pending, Ready, StateRoot
 from statekeeper.statestore.storage import RequestCounts, Storage, StorageSpec, open_storage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
-from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.s3_server import S3Server
 
 _QUERY = "00000000-0000-4000-8000-000000000000"

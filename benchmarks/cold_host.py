@@ -19,13 +19,12 @@ import numpy as np
 from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.s3_process import s3_process
 from benchmarks.state_roots import Changes, changes
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import batch_log, names
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.storage import BatchLogCache, RequestCounts, StorageSpec, at_once, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 
 PARTITIONS = 200
 TAILS = (10, 50)

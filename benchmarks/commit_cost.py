@@ -22,11 +22,11 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.spark_rocksdb import SparkRocksDB
 from benchmarks.state_roots import state_keys, state_values
-from statekeeper.pipelines.session import spark_session
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress, advance_local_copy
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, advance_local_copy
 
 CHANGES = 5_000
 SIZES = (10_000, 100_000, 1_000_000)

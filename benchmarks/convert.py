@@ -13,7 +13,7 @@ from benchmarks import rewrite_process
 from benchmarks.measure import Spread, Table, ratio
 from benchmarks.native_state import of, run_query, write_input
 from benchmarks.peak import Peak, peak_of
-from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.format.provider import Provider
 
 SIZES = (200_000,)

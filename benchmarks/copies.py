@@ -18,14 +18,13 @@ import s3fs
 
 from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.s3_process import s3_process
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import RequestCounts, Storage, StorageSpec, open_storage
 
 STORES = 200
@@ -159,16 +158,16 @@ def _below(spec: StorageSpec, name: str) -> StorageSpec:
 
 def _clone(root: _Root, name: str) -> tuple[float, RequestCounts]:
     def make(source: Storage, destination: Storage, by: Maintainer, scratch: Path) -> None:
-        prepared = passes.clone.plan(source, destination, _POLICIES, by)
-        passes.clone.execute(source, destination, prepared, by, scratch=scratch)
+        prepared = verbs.clone.plan(source, destination, _POLICIES, by)
+        verbs.clone.execute(source, destination, prepared, by, scratch=scratch)
 
     return _measured(root, name, make)
 
 
 def _mirror(root: _Root, name: str) -> tuple[float, RequestCounts]:
     def make(source: Storage, destination: Storage, by: Maintainer, scratch: Path) -> None:
-        prepared = passes.mirror.plan(source, destination, _POLICIES, by)
-        passes.mirror.execute(source, destination, prepared, by, scratch=scratch)
+        prepared = verbs.mirror.plan(source, destination, _POLICIES, by)
+        verbs.mirror.execute(source, destination, prepared, by, scratch=scratch)
 
     return _measured(root, name, make)
 

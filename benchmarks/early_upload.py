@@ -18,21 +18,20 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
-from statekeeper.pipelines.reports import PartitionReport, Reported, TaskReport
-from statekeeper.pipelines.task import Task, TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import TaskOutputs
-from statekeeper.statestore.attempt_outputs import DEFAULT_OUTPUT
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.commit_metrics import CommitMetrics
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, Reported, TaskReport
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
+from statekeeper.pipelines.task.work import Task, TaskPlan, Worker
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root.attempts import DEFAULT_OUTPUT
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import StorageSpec
 from statekeeper.statestore.storage.parts import PART_BYTES
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.state_store import CommitMetrics, StoreLimits
 from tests.support.s3_server import S3Server
 
 _KEYS = 280_000

@@ -11,8 +11,8 @@ from time import perf_counter
 import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
 from tests.support.timed_query import ROWS, TimedQuery, at
 
 SIZES = (10_000, 1_000_000)

@@ -7,10 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
 

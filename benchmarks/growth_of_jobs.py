@@ -20,13 +20,12 @@ from pyspark import cloudpickle
 from pyspark.accumulators import Accumulator
 
 from benchmarks.measure import Table
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.delta_log import DeltaLog
-from statekeeper.pipelines.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
-from statekeeper.pipelines.known_snapshots import KnownSnapshots
-from statekeeper.pipelines.report_channel import ReportChannel
-from statekeeper.pipelines.reports import TaskReport
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.pipelines.batch.snapshots import KnownSnapshots
+from statekeeper.pipelines.sinks.delta_log import DeltaLog
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.emergency import EMERGENCY_CHANGELOGS, EmergencySnapshots
+from statekeeper.pipelines.task.reports import ReportChannel, TaskReport
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.storage import RequestCounts, open_storage

@@ -11,9 +11,9 @@ from benchmarks import growing_roots
 from benchmarks.growing_roots import Shape
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.maintenance import audit, retention
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.storage import open_storage
 
 PARTITIONS = (10, 200, 1_000)

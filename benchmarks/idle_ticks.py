@@ -21,7 +21,7 @@ from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.operator_rows import COMMON, PARTITIONS
 from benchmarks.timed_rows import TIMED
 from benchmarks.turns import Contender, started
-from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.startup.session import spark_session
 
 KEYS = 10_000
 TICK = "6s"

@@ -14,12 +14,12 @@ from deltalake import write_deltalake
 
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_bytes, peak_of
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import BatchReport, Phase
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.session import spark_session
-from statekeeper.pipelines.sinks import NoSink
+from statekeeper.pipelines.batch.progress import BatchReport, Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import NoSink
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.pipelines.task.host import Host
 from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 10_000_000)

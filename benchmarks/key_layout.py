@@ -21,13 +21,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.checkpoint.lineage import LocalCopy
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values, group_prefix, key_group
 from statekeeper.statestore.format.unsafe_row import encode_rows, normalise_keys
-from statekeeper.statestore.lineage import LocalCopy
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 
 KEYS = 300_000
 GROUPS = 1_024

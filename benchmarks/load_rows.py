@@ -12,10 +12,11 @@ from benchmarks import savepoint_rows
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import rewrites, runs
-from statekeeper.statestore.maintenance.savepoints.saved import read_saved
-from statekeeper.statestore.maintenance.switchover import Machine, Progress
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 10_000_000)
@@ -64,8 +65,8 @@ def load(folder: str) -> dict[str, object]:
         seconds = perf_counter() - started
         print(f"{reached.phase.value}: {reached.done:,} of {reached.of:,} after {seconds:.0f} s", file=sys.stderr)
 
-    goal = rewrites.Load(read_saved(saved), saved, True)
-    planned = rewrites.plan(rewrites.gather(target, scratch=scratch, of_load=True), goal)
+    goal = engine.Load(read_saved(saved), saved, True)
+    planned = engine.plan(engine.gather(target, scratch=scratch, of_load=True), goal)
     assert not planned.refusals, planned.refusals
     machine = Machine(scratch=scratch, clock=SystemClock(), ids=RandomIds())
     runs.rewrite(target, planned, progress, run=RandomIds().fresh(), holder="a benchmark", machine=machine)

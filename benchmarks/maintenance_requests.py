@@ -12,10 +12,11 @@ import numpy as np
 
 from benchmarks.measure import Table
 from benchmarks.state_roots import StateRoot, changes
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import audit, retention, runs, snapshot
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import runs
 
 STORES = 1_000
 VERSIONS = 100

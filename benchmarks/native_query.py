@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statekeeper.pipelines.session import S3A_PACKAGES, spark_session
+from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 from tests.support.s3_server import CREDENTIALS, S3Server
 
 MAINTENANCE_SECONDS = 6

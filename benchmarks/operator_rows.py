@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.turns import QUICK_MILLISECONDS, Contender, Course, Start, compared
-from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 
 PARTITIONS = 2
@@ -121,6 +121,6 @@ def _table(contenders: list[Contender], course: Course, targets: Mapping[str, fl
             "The same job without state: `foreachBatch` with `repartitionById`, `mapInArrow` of a function that counts its "
             "input, and `collect` of the counts.",
             "Spark's operators: RocksDB provider with changelog checkpointing, otherwise Spark's defaults. Statekeeper: "
-            "the session of `statekeeper.pipelines.session`. State is on the local disk.",
+            "the session of `statekeeper.pipelines.startup.session`. State is on the local disk.",
         ],
     )

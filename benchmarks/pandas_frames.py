@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio
-from statekeeper.pipelines.frames import to_pandas
-from statekeeper.pipelines.results import as_table
+from statekeeper.pipelines.operator.frames import to_pandas
+from statekeeper.pipelines.task.results import as_table
 
 ROWS = 65_536
 KEYS = 20_000

@@ -15,7 +15,7 @@ from benchmarks.measure import Spread, Table, ratio, verdict
 from benchmarks.native_state import of, run_query, write_input
 from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
-from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.format.provider import Provider
 
 SIZES = (1_000_000,)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import rewrites, runs, switchover
-from statekeeper.statestore.maintenance.rewrites import Convert, Goal, Rescale
-from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, Rescale
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import open_storage
 
 
@@ -36,7 +37,7 @@ def switch(checkpoint: str, scratch: str) -> None:
 def _rewrite(checkpoint: str, scratch: str, goal: Goal) -> None:
     """All steps of the verb except the five seconds in which a checkpoint must be idle."""
     storage, folder = open_storage(checkpoint), Path(scratch)
-    planned = rewrites.plan(rewrites.gather(storage, scratch=folder), goal, Spark.V4_2)
+    planned = engine.plan(engine.gather(storage, scratch=folder), goal, Spark.V4_2)
     assert not planned.refusals, planned.refusals
     machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds())
     runs.rewrite(storage, planned, lambda _: None, run=RandomIds().fresh(), holder="a benchmark", machine=machine)

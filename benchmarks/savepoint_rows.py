@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Table
 from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
-from statekeeper.pipelines.session import spark_session
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import open_storage
 
 SIZES = (1_000_000, 5_000_000, 10_000_000)
@@ -77,8 +77,8 @@ def save(folder: str) -> dict[str, object]:
             print(f"{done + rows:,} rows after {perf_counter() - started:.0f} s", file=sys.stderr)
         done += rows
 
-    prepared = passes.savepoint.plan_rows(source, to, by)
-    made = passes.savepoint.execute_rows(
+    prepared = verbs.savepoint.plan_rows(source, to, by)
+    made = verbs.savepoint.execute_rows(
         source, to, prepared, by, Policies(), scratch=Path(folder) / "scratch", wrote=wrote
     )
     return {"rows": made.rows, "bytes": made.bytes}

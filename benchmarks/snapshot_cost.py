@@ -27,13 +27,13 @@ from pyspark.sql import SparkSession
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.spark_rocksdb import SparkRocksDB
 from benchmarks.state_roots import StateRoot, changes, state_keys
-from statekeeper.pipelines.session import spark_session
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.changelog import read_changelog
 from statekeeper.statestore.format.replay import Window
 from statekeeper.statestore.format.state_rows import encode_values
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 
 KEYS = 1_000_000
 TAIL_CHANGELOGS = 50

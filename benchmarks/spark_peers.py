@@ -15,12 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import Observer
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import NoSink, Sink
+from statekeeper.pipelines.batch.progress import Observer
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import NoSink, Sink
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
 
 INPUT = "key bigint, value bigint"
 OUTPUT = "key bigint, count bigint, sum bigint"

@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore import binding
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.key_groups import KeyGroups
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.root import binding
+from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
-from statekeeper.statestore.store_schema import StoreSchema
 
 GROUPS = 128
 _PIECE_KEYS = 200_000

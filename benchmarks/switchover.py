@@ -12,14 +12,16 @@ import numpy as np
 
 from benchmarks.measure import Spread, Table, ratio
 from benchmarks.state_roots import StateRoot, changes
-from statekeeper.statestore import binding
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import runs, snapshot, switchover
-from statekeeper.statestore.maintenance.switchover import Machine, SwitchPhase, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, SwitchPhase, SwitchPlan
+from statekeeper.statestore.maintenance.upkeep import snapshot
+from statekeeper.statestore.maintenance.verbs import runs
+from statekeeper.statestore.root import binding
+from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.storage import Storage, at_once, open_storage
-from statekeeper.statestore.store_schema import StoreSchema
 
 STORES = 200
 KEYS = 5_000

@@ -19,10 +19,10 @@ from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.operator_rows import COMMON, FLOOR, PARTITIONS, of_spark
 from benchmarks.turns import Contender, Course, Start, compared
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
 from statekeeper.pipelines.operators import windows, with_windows
-from statekeeper.pipelines.session import spark_session
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.startup.session import spark_session
 
 OURS = "Statekeeper"
 _ONLY_WITH_ROWS = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}

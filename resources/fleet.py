@@ -8,12 +8,12 @@ from pathlib import Path
 import dagster as dg
 
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.maintenance import config, fleet
-from statekeeper.statestore.maintenance.commands import with_name
-from statekeeper.statestore.maintenance.config import Configuration, MirrorPolicy, Policies, with_options_of
-from statekeeper.statestore.maintenance.quiet import QUIET_SECONDS
-from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.base.messages import with_name
+from statekeeper.statestore.contents.quiet import QUIET_SECONDS
+from statekeeper.statestore.maintenance.verbs import config, fleet
+from statekeeper.statestore.maintenance.verbs.config import Configuration, MirrorPolicy, Policies, with_options_of
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage.query_metrics import Prices
 
 
 @dataclass(frozen=True, kw_only=True)

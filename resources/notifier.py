@@ -9,7 +9,7 @@ import urllib.request
 import dagster as dg
 from pydantic import Field
 
-from statekeeper.statestore.redaction import printable, redacted
+from statekeeper.statestore.base.redaction import printable, redacted
 
 _TIMEOUT_SECONDS = 10
 

@@ -9,15 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statekeeper.statestore.clock import Clock, Ids, RandomIds, SystemClock
-    from statekeeper.statestore.commit_metrics import CommitMetrics
-    from statekeeper.statestore.errors import StatekeeperError
+    from statekeeper.statestore.base.clock import Clock, Ids, RandomIds, SystemClock
+    from statekeeper.statestore.base.errors import StatekeeperError
     from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
     from statekeeper.statestore.format.structure import Structure
-    from statekeeper.statestore.loading.loaded import LoadReport
     from statekeeper.statestore.storage import Entry, RequestCounts, SizeLimits, Storage, StorageSpec, open_storage
-    from statekeeper.statestore.store import StateStore, StoreAddress
-    from statekeeper.statestore.store_limits import StoreLimits
+    from statekeeper.statestore.store.loading.loaded import LoadReport
+    from statekeeper.statestore.store.state_store import CommitMetrics, StateStore, StoreAddress, StoreLimits
 
 if __name__ != "statekeeper.statestore":
     raise ImportError("the package is now a part of statekeeper: import statekeeper.statestore")
@@ -46,12 +44,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "statekeeper.statestore.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
-    "statekeeper.statestore.commit_metrics": ("CommitMetrics",),
-    "statekeeper.statestore.errors": ("StatekeeperError",),
+    "statekeeper.statestore.base.clock": ("Clock", "Ids", "RandomIds", "SystemClock"),
+    "statekeeper.statestore.base.errors": ("StatekeeperError",),
     "statekeeper.statestore.format.names": ("EMPTY", "StorePath", "VersionId"),
     "statekeeper.statestore.format.structure": ("Structure",),
-    "statekeeper.statestore.loading.loaded": ("LoadReport",),
+    "statekeeper.statestore.store.loading.loaded": ("LoadReport",),
     "statekeeper.statestore.storage": (
         "Entry",
         "RequestCounts",
@@ -60,8 +57,7 @@ _MODULES = {
         "StorageSpec",
         "open_storage",
     ),
-    "statekeeper.statestore.store": ("StateStore", "StoreAddress"),
-    "statekeeper.statestore.store_limits": ("StoreLimits",),
+    "statekeeper.statestore.store.state_store": ("CommitMetrics", "StateStore", "StoreAddress", "StoreLimits"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

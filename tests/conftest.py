@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.session import S3A_PACKAGES, spark_session
+from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.s3_server import S3Server

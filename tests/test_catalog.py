@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import CorruptFile, VersionNotLoadable
+from statekeeper.statestore.base.errors import CorruptFile, VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.storage import Storage, at_once

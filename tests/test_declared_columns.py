@@ -8,13 +8,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore import later_schemas
-from statekeeper.statestore.declared_columns import ColumnChange, ColumnMapping, change_of
-from statekeeper.statestore.errors import CorruptFile, SchemaMismatch
+from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch
 from statekeeper.statestore.format import names, operators
 from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.root import columns as later_schemas
+from statekeeper.statestore.root.columns import ColumnChange, ColumnMapping, StoreSchema, change_of
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store_schema import StoreSchema
 from tests.support.roots import GROWN, KEYS, VALUES, World, fresh_ids, opened, outer, store, wanted
 
 OLD = pa.schema([("a", pa.int32()), pa.field("b", pa.date32(), nullable=False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore import digests
+from statekeeper.statestore.checkpoint import digests
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId, is_checkpoint_id
 
 STORE = StorePath(0, 3)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import PROVIDER, Provider
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import Audit, FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, FindingKind, Severity
 from tests.support.damage import flips, prefixes
 from tests.support.dumped import dumped
 from tests.support.maintainers import MAINTAINER

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.format.names import EMPTY, VersionId
-from statekeeper.statestore.lineage import (
+from statekeeper.statestore.checkpoint.lineage import (
     BaseKind,
     Lineage,
     LoadPlan,
@@ -19,6 +18,7 @@ from statekeeper.statestore.lineage import (
     next_step,
     shortened,
 )
+from statekeeper.statestore.format.names import EMPTY, VersionId
 
 
 def named(number: int, attempt: str = "a") -> VersionId:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.base.errors import UnsupportedProvider
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import UnsupportedProvider
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.support.unpacked import unpacked
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, CommitLog, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo, has_one_partition
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather, judge
 from statekeeper.statestore.storage import Storage, StorageSpec
 from tests.support.checkpoints import NO_ROWS, ROOT_ID
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from statekeeper.statestore.attempts import metrics_at
 from statekeeper.statestore.format import names
-from statekeeper.statestore.query_metrics import Prices, QueryMetrics
+from statekeeper.statestore.root.attempts import metrics_at
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics
 
 METRICS = QueryMetrics(
     batches=3,

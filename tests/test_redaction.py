@@ -7,9 +7,9 @@ import traceback
 
 import pytest
 
-from statekeeper.statestore.errors import StorageError
-from statekeeper.statestore.maintenance.config import Policies, Root
-from statekeeper.statestore.redaction import printable, redacted
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.base.redaction import printable, redacted
+from statekeeper.statestore.maintenance.verbs.config import Policies, Root
 from statekeeper.statestore.storage import StorageSpec, open_storage
 
 SECRET = "hunter2/with+signs"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from statekeeper.statestore import restart
-from statekeeper.statestore.file_problem import FileProblem, Flaw
+from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.contents import restart
+from statekeeper.statestore.contents import restart as starts
+from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_source import Positions
-from statekeeper.statestore.maintenance import starts
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.restart import Way
 from statekeeper.statestore.storage import Entry
 
 NATIVE, OWN = Origin.NATIVE, Origin.OWN

@@ -12,9 +12,7 @@ from threading import Barrier
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     BatchConflict,
     CorruptFile,
     ForeignRoot,
@@ -23,10 +21,12 @@ from statekeeper.statestore.errors import (
     StorageError,
     UnknownFormatVersion,
 )
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root import Done, Ready, StateRoot
+from statekeeper.statestore.root.state_root import Done, Ready, StateRoot
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import Kind, Storage, StorageSpec, open_storage
 from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.roots import (

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import audit, retention, runs
-from statekeeper.statestore.maintenance import snapshot as snapshots
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
 from tests.support.dumped import dumped
 from tests.support.switching import structure_of, switch

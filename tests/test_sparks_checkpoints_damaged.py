@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import ObjectMissing, StatekeeperError, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import repair, retention, undo
-from statekeeper.statestore.maintenance import snapshot as snapshots
-from statekeeper.statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
-from statekeeper.statestore.maintenance.retention import RetentionPlan, RetentionPolicy
+from statekeeper.statestore.maintenance.rollback import repair, undo
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan, RetentionPolicy
 from statekeeper.statestore.storage import open_storage
 from tests.support.snapshots import take
 from tests.support.unpacked import unpacked

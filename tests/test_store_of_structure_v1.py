@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.base.errors import VersionNotLoadable
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.changelog import Header, read_header
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import BaseKind
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.snapshots import publish_snapshot

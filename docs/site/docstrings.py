@@ -10,7 +10,7 @@ from typing import Any
 
 from griffe import Attribute, Class, Docstring, Extension, Object
 
-from statekeeper.statestore import errors
+from statekeeper.statestore.base import errors
 
 _ALIGNED = re.compile(r"(?P<name>\S+(?:,? \S+){0,3}) {2,}(?P<text>\S.*)")
 _NAME = re.compile(r"`(?P<name>[A-Z][A-Za-z]+)`")
@@ -76,4 +76,4 @@ def _linked(line: str) -> str:
 def _link(match: re.Match[str]) -> str:
     kind = getattr(errors, match["name"], None)
     is_error = isinstance(kind, type) and issubclass(kind, errors.StatekeeperError)
-    return f"[`{match['name']}`][statekeeper.statestore.errors.{match['name']}]" if is_error else match[0]
+    return f"[`{match['name']}`][statekeeper.statestore.base.errors.{match['name']}]" if is_error else match[0]

@@ -17,12 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
-from statekeeper.statestore import errors
+from statekeeper.statestore.base import errors
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli import main as command
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance.config import Mode, Parent
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs.config import Mode, Parent
 
 _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
 _DECISIONS = "decisions"

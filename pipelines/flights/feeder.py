@@ -27,7 +27,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from statekeeper.pipelines.flights.departures import SCHEMA, days, departures
-from statekeeper.statestore.errors import SchemaMismatch, StorageError
+from statekeeper.statestore.base.errors import SchemaMismatch, StorageError
 
 APP_ID = "flights-feeder"
 

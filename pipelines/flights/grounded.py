@@ -10,8 +10,8 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.pipelines.operator import TIMER_COLUMN
-from statekeeper.pipelines.times import Ttl
+from statekeeper.pipelines.operator.declaration import TIMER_COLUMN
+from statekeeper.pipelines.operator.times import Ttl
 
 GROUNDED_AFTER = timedelta(hours=36)
 

@@ -32,22 +32,22 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
-from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.batch.progress import BatchReport, Observer, Phase
+from statekeeper.pipelines.batch.status import Status
 from statekeeper.pipelines.flights import facts, grounded
 from statekeeper.pipelines.flights.feeder import Feeder
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import BatchReport, Observer, Phase
-from statekeeper.pipelines.query import StatefulQuery, start
-from statekeeper.pipelines.session import require_java, spark_session
-from statekeeper.pipelines.sinks import DeltaSink, Writer
-from statekeeper.pipelines.status import Status
-from statekeeper.pipelines.times import Batch
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import Batch
+from statekeeper.pipelines.sinks.sink import DeltaSink, Writer
+from statekeeper.pipelines.startup.query import StatefulQuery, start
+from statekeeper.pipelines.startup.session import require_java, spark_session
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
 from statekeeper.resources.launcher.platform import LOGS, PORT, Platform, started
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import config
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.storage import open_storage
 
 FACTS, GROUNDED = "facts", "grounded"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import Ttl
 from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
-from statekeeper.pipelines.times import Ttl
 
 
 def running_aggregates(

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, TimeKind, Ttl
 from statekeeper.pipelines.operators.partial import without
-from statekeeper.pipelines.times import TIMESTAMP, TimeKind, Ttl
 
 _FIRST_AT = "first_at"
 

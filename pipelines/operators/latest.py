@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.times import Ttl
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import Ttl
 
 
 def latest_rows(

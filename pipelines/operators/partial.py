@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.base.errors import SchemaMismatch
 from statekeeper.statestore.format.state_rows import encode_bare_keys
 
 Aggregates = Mapping[str, tuple[str, str | None]]

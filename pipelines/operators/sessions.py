@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, TimeKind
 from statekeeper.pipelines.operators.open_sessions import END, OPEN, START, by_key, joined, one_by_one
 from statekeeper.pipelines.operators.partial import Aggregates, of_rows, result_columns, without
-from statekeeper.pipelines.times import TIMESTAMP, Batch, TimeKind
 
 
 def with_sessions(stream: DataFrame, event_time: str, gap: str) -> DataFrame:

@@ -9,9 +9,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.operator import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, TimeKind
 from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
-from statekeeper.pipelines.times import TIMESTAMP, Batch, TimeKind
 
 START, END = "window_start", "window_end"
 

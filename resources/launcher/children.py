@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statekeeper.resources.launcher.guardian import Guardian, has_members
-from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.base.clock import Clock
 
 _POLL_SECONDS = 0.25
 _FIRST_PAUSE_SECONDS = 1.0

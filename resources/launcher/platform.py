@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.text import Text
 
 from statekeeper.resources.launcher.children import Children, Command
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import PortInUse, StatekeeperError
-from statekeeper.statestore.maintenance import config
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import PortInUse, StatekeeperError
+from statekeeper.statestore.maintenance.verbs import config
 
 HOST = "127.0.0.1"
 PORT = 3000

@@ -11,17 +11,17 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
 from statekeeper.statestore.cli.roots import several_roots
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.audit import Finding, Severity, StoreAudit
-from statekeeper.statestore.maintenance.codes import code
-from statekeeper.statestore.maintenance.passes.audit import Looked
-from statekeeper.statestore.maintenance.retention import Amount
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity, StoreAudit
+from statekeeper.statestore.maintenance.upkeep.retention import Amount
+from statekeeper.statestore.maintenance.verbs.audit import Looked
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
@@ -58,7 +58,7 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
     policy = root.policies.retention
     with progress_bar() as progress:
         bar = progress.add_task("stores", total=None)
-        looked = passes.audit.look(
+        looked = verbs.audit.look(
             root.storage,
             replace(root.policies, retention=replace(policy, versions=retain or policy.versions)),
             clock=SystemClock(),

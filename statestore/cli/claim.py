@@ -24,8 +24,8 @@ from statekeeper.statestore.cli.common import (
     this_process,
 )
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import PreparedClaim
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import PreparedClaim
 
 
 @click.command(short_help="Make another query the owner of a state root.")
@@ -71,10 +71,10 @@ def claim(
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     by = this_process()
     other = None if checkpoint is None else open_destination(ctx, checkpoint).storage
-    prepared = passes.claim.plan(root.storage, other, root.policies, by, query_id=query_id)
+    prepared = verbs.claim.plan(root.storage, other, root.policies, by, query_id=query_id)
     is_done = prepared.plan.is_done
     if apply:
-        passes.claim.execute(root.storage, other, prepared, by, run=by.ids.fresh(), stopped=stopped)
+        verbs.claim.execute(root.storage, other, prepared, by, run=by.ids.fresh(), stopped=stopped)
         is_done = True
     output.show(_object(prepared, is_done=is_done), lambda console: _print(console, prepared, is_done=is_done))
     sys.exit(FINDINGS if prepared.refusals else 0)

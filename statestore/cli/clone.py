@@ -12,6 +12,7 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     BATCH_DEFAULT,
@@ -30,11 +31,10 @@ from statekeeper.statestore.cli.common import (
     this_process,
 )
 from statekeeper.statestore.cli.copy_progress import copy_progress
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.copies import ClonePlan, Way
-from statekeeper.statestore.maintenance.passes import PreparedClone
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.clones import ClonePlan, Way
+from statekeeper.statestore.maintenance.verbs import PreparedClone
 
 
 @click.command(short_help="Copy a checkpoint at one batch to another location.")
@@ -83,7 +83,7 @@ def clone(
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     by = this_process()
     other = open_destination(ctx, destination).storage
-    prepared = passes.clone.plan(
+    prepared = verbs.clone.plan(
         root.storage,
         other,
         root.policies,
@@ -100,7 +100,7 @@ def clone(
         sys.exit(FINDINGS if prepared.refusals else 0)
     before = by.clock.monotonic_seconds()
     with copy_progress(planned.files) as copied:
-        passes.clone.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
+        verbs.clone.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
     output.show(
         {**clone_object(prepared), "cloned": True, "seconds": round(seconds, 3)},

@@ -18,16 +18,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.durations import parse_duration
+from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError
+from statekeeper.statestore.base.messages import with_name
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.durations import parse_duration
-from statekeeper.statestore.errors import NotACheckpoint, StatekeeperError
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.commands import with_name
-from statekeeper.statestore.maintenance.config import (
+from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import (
     FILE_NAME,
     MOST_MIB,
     Configuration,
@@ -39,10 +43,6 @@ from statekeeper.statestore.maintenance.config import (
     load,
     with_options_of,
 )
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.pool import WORKERS
-from statekeeper.statestore.maintenance.snapshot import MEMORY_BYTES
-from statekeeper.statestore.redaction import printable
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli.common import Opened, Output, root_argument
 from statekeeper.statestore.cli.execution import Execution
 from statekeeper.statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import Convert, RewritePlan
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance.rewrites.engine import Convert, RewritePlan
 
 _PROVIDERS = {provider.option: provider for provider in Provider}
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from statekeeper.statestore.cli.common import TALK
-from statekeeper.statestore.maintenance.copies import CopyFile, Way
+from statekeeper.statestore.maintenance.copies.clones import CopyFile, Way
 
 
 @contextmanager

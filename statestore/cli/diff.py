@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, say_skipped, scratch_option
 from statekeeper.statestore.cli.roots import rows_of_several_roots
@@ -23,11 +24,10 @@ from statekeeper.statestore.cli.rows import (
     rows_option,
     store_option,
 )
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import Contents, Layout, contents_at, opened
-from statekeeper.statestore.differences import Change, Difference, Differences
+from statekeeper.statestore.contents.differences import Change, Difference, Differences
+from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance import records
+from statekeeper.statestore.maintenance.verbs import as_json
 
 _COLUMNS = ("change", "key", "before", "after")
 
@@ -118,7 +118,7 @@ def _compare(
 
 
 def _row(store: StorePath, one: Difference) -> dict[str, Any]:
-    return records.of_difference(store, one)
+    return as_json.of_difference(store, one)
 
 
 def _summary(totals: Mapping[StorePath, Mapping[Change, int]]) -> dict[str, Any]:

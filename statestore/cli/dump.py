@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, say_skipped, scratch_option
 from statekeeper.statestore.cli.roots import rows_of_several_roots
@@ -27,8 +28,7 @@ from statekeeper.statestore.cli.rows import (
     side_by_side,
     store_option,
 )
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import Contents, Layout, contents_at, opened
+from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.plain_values import grouped, plain_rows
 

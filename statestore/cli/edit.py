@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
 from statekeeper.statestore.cli.execution import (
@@ -19,11 +20,11 @@ from statekeeper.statestore.cli.execution import (
     tell,
 )
 from statekeeper.statestore.cli.rows import cell
-from statekeeper.statestore.differences import Change
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.edits import EditPlan
-from statekeeper.statestore.maintenance.edits.tables import edit_of
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.contents.differences import Change
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
+from statekeeper.statestore.maintenance.rewrites.edits.tables import edit_of
+from statekeeper.statestore.maintenance.verbs import as_json
 
 _CELLS = ("change", "key", "before", "after")
 
@@ -114,7 +115,7 @@ def edit(
     goal = edit_of(operator, texts, delete_keys, upsert)
     by = this_process()
     run = by.ids.fresh()
-    prepared = passes.edit.plan(
+    prepared = verbs.edit.plan(
         root.storage,
         root.policies,
         goal,
@@ -125,11 +126,11 @@ def edit(
     )
     if execution.apply:
         with store_progress() as progress:
-            prepared = passes.edit.execute(
+            prepared = verbs.edit.execute(
                 root.storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
             )
     planned = prepared.plan
-    record = records.of_edit_plan(planned)
+    record = as_json.of_edit_plan(planned)
     if not execution.apply or not prepared.may_start:
         blocked = blockers(prepared)
         show_plan(output, record, lambda console: _print_plan(console, planned, blocked), blocked)
@@ -144,10 +145,10 @@ def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is None:
-        begun = passes.rewrite.abort(storage, policies, RewriteKind.EDIT, by, tell, run=run, stopped=stopped)
+        begun = verbs.rewrite.abort(storage, policies, RewriteKind.EDIT, by, tell, run=run, stopped=stopped)
         result = {"aborted": begun.number}
     else:
-        begun = passes.edit.undo(storage, policies, undo, by, tell, run=run, stopped=stopped)
+        begun = verbs.edit.undo(storage, policies, undo, by, tell, run=run, stopped=stopped)
         result = {"undone": begun.number}
     was = f"reversed: the state is as it was after batch {begun.batch}"
     output.show(result, lambda console: console.print(was))
@@ -175,7 +176,7 @@ def _print_plan(console: Console, planned: EditPlan, blocked: Sequence[str]) -> 
 def _print_rows(console: Console, planned: EditPlan) -> None:
     table = tables.table(f"the first changed rows ({len(planned.first):,})", "store", "family", *_CELLS)
     for store, row in planned.first:
-        record = records.of_difference(store, row)
+        record = as_json.of_difference(store, row)
         tables.add(table, str(store), row.family or "-", *(cell(record[name] or "-") for name in _CELLS))
     tables.show(console, table)
 

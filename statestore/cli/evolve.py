@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
 from statekeeper.statestore.cli.execution import (
@@ -19,10 +20,11 @@ from statekeeper.statestore.cli.execution import (
 )
 from statekeeper.statestore.cli.rewrites import prepared_for
 from statekeeper.statestore.cli.rows import cell
-from statekeeper.statestore.maintenance import passes, records, rewrites
-from statekeeper.statestore.maintenance.evolution import read_schema_file
-from statekeeper.statestore.maintenance.rewrites import EvolutionPreview, RewritePlan
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import EvolutionPreview, RewritePlan
+from statekeeper.statestore.maintenance.rewrites.evolution import read_schema_file
+from statekeeper.statestore.maintenance.verbs import as_json
 
 _CELLS = ("key", "before", "after")
 
@@ -75,14 +77,14 @@ def evolve(root: Opened, schema: str | None, undo: str | None, execution: Execut
     goal = read_schema_file(schema)
     prepared = prepared_for(root, goal, by, run=run, execution=execution)
     planned = prepared.plan
-    record = records.of_rewrite_plan(planned)
+    record = as_json.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:
         blocked = blockers(prepared)
-        shown = rewrites.preview(
+        shown = engine.preview(
             storage, planned, scratch=execution.scratch, clock=by.clock, ids=by.ids, workers=execution.workers
         )
         if shown is not None:
-            record = {**record, **records.of_preview(shown)}
+            record = {**record, **as_json.of_preview(shown)}
         show_plan(output, record, lambda console: _print_plan(console, planned, shown, blocked), blocked)
     run = run if planned.half_done is None else planned.half_done.begun.run
     output.show(
@@ -94,10 +96,10 @@ def _reverse(root: Opened, undo: str | None, output: Output, *, stopped: bool) -
     storage, policies, by = root.storage, root.policies, this_process()
     run, kind = by.ids.fresh(), RewriteKind.EVOLVE
     if undo is None:
-        begun = passes.rewrite.abort(storage, policies, kind, by, tell, run=run, stopped=stopped)
+        begun = verbs.rewrite.abort(storage, policies, kind, by, tell, run=run, stopped=stopped)
         result = {"aborted": begun.number}
     else:
-        begun = passes.rewrite.undo(storage, policies, kind, undo, by, tell, run=run, stopped=stopped)
+        begun = verbs.rewrite.undo(storage, policies, kind, undo, by, tell, run=run, stopped=stopped)
         result = {"undone": begun.number}
     was = f"reversed: the state and its columns are as they were after batch {begun.batch}"
     output.show(result, lambda console: console.print(was))
@@ -113,7 +115,7 @@ def _print_plan(console: Console, planned: RewritePlan, shown: EvolutionPreview 
     if shown is not None:
         table = tables.table(f"the first rows ({len(shown.first):,} of {shown.total:,})", "store", *_CELLS)
         for store, row in shown.first:
-            record = records.of_difference(store, row)
+            record = as_json.of_difference(store, row)
             tables.add(table, str(store), *(cell(record[name]) for name in _CELLS))
         tables.show(console, table)
     for name, change in planned.schemas.items():

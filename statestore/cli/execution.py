@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli.common import (
     FINDINGS,
     TALK,
@@ -27,9 +28,8 @@ from statekeeper.statestore.cli.common import (
     stopped_option,
     workers_option,
 )
-from statekeeper.statestore.errors import StatekeeperError
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPhase
 
 Command = Callable[..., None]
 

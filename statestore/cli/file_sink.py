@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from statekeeper.statestore.maintenance.rewrites import RewritePlan
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.maintenance.rewrites.engine import RewritePlan
 
 file_sink_option = click.option(
     "--file-sink",

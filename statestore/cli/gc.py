@@ -13,6 +13,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.errors import RootHeld, StatekeeperError
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -32,14 +35,11 @@ from statekeeper.statestore.cli.common import (
     this_process,
     workers_option,
 )
-from statekeeper.statestore.counts import counted
-from statekeeper.statestore.errors import RootHeld, StatekeeperError
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.audit.view import ranges
-from statekeeper.statestore.maintenance.codes import code
-from statekeeper.statestore.maintenance.config import Mode
-from statekeeper.statestore.maintenance.passes import Losses, PreparedRetention
-from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep.audit.view import ranges
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
+from statekeeper.statestore.maintenance.verbs import Losses, PreparedRetention, as_json
+from statekeeper.statestore.maintenance.verbs.config import Mode
 
 
 @click.command(short_help="Delete files that are no longer needed.")
@@ -110,7 +110,7 @@ def gc(
         grace_seconds=policy.grace_seconds if grace is None else grace,
     )
     by = this_process()
-    prepared = passes.retention.plan(
+    prepared = verbs.retention.plan(
         root.storage,
         replace(root.policies, retention=policy),
         clock=by.clock,
@@ -137,7 +137,7 @@ def gc(
                 done.append(step)
                 progress.advance(bar, step.files)
 
-            passes.retention.execute(root.storage, prepared, by, progress=show, scratch=scratch, workers=workers)
+            verbs.retention.execute(root.storage, prepared, by, progress=show, scratch=scratch, workers=workers)
     except StatekeeperError as error:
         if isinstance(error, RootHeld) or error in prepared.refusals:
             raise
@@ -228,7 +228,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
             for verdict in planned.verdicts
             if verbose or verdict.rule.deletes
         ],
-        "done": [records.of_deleted(step) for step in done],
+        "done": [as_json.of_deleted(step) for step in done],
     }
 
 

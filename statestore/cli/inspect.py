@@ -9,23 +9,23 @@ from typing import Any
 import click
 from rich.console import Console
 
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, pasteable
 from statekeeper.statestore.cli.lineage import lineage_lines, lineage_object
 from statekeeper.statestore.cli.roots import several_roots
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.lineage import BaseKind
-from statekeeper.statestore.maintenance import retention
-from statekeeper.statestore.maintenance import snapshot as snapshots
-from statekeeper.statestore.maintenance.advice import Advice, advice
-from statekeeper.statestore.maintenance.codes import code
-from statekeeper.statestore.maintenance.description import Description, Owner, StoreColumns, describe
-from statekeeper.statestore.maintenance.mirrors import MirrorRecord
-from statekeeper.statestore.maintenance.snapshot import SnapshotFacts, StoreSnapshotFacts
-from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.maintenance.copies.mirrors import MirrorRecord
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.maintenance.verbs.advice import Advice, advice
+from statekeeper.statestore.maintenance.verbs.description import Description, Owner, StoreColumns, describe
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
 
 @click.command(short_help="Show stores, heads, bases and tails.")

@@ -7,12 +7,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, holder, output_option
 from statekeeper.statestore.cli.roots import several_roots
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.durations import utc
-from statekeeper.statestore.maintenance import lease as leases
+from statekeeper.statestore.maintenance.records import lease as leases
 
 
 @click.command(short_help="Show which process maintains a checkpoint.")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format.names import StoreFileKind, VersionId, parse_store_path
-from statekeeper.statestore.maintenance.codes import code
-from statekeeper.statestore.maintenance.retention import Rule, StoreVerdicts, Verdict
+from statekeeper.statestore.maintenance.upkeep.retention import Rule, StoreVerdicts, Verdict
 
 
 @dataclass

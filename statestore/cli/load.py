@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     Opened,
@@ -27,12 +29,11 @@ from statekeeper.statestore.cli.execution import (
 )
 from statekeeper.statestore.cli.file_sink import file_sink_lines, file_sink_option
 from statekeeper.statestore.cli.rewrites import prepared_for
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.rewrites import Load, RewritePlan
-from statekeeper.statestore.maintenance.savepoints.saved import read_saved
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.rewrites.engine import Load, RewritePlan
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.switch_journal import RewriteKind
 
 Places = tuple[str | None, Opened]
 """The name of the savepoint, and the opened ROOT."""
@@ -103,11 +104,11 @@ def load(
     if savepoint is None:
         stopped = execution.stopped
         if undo is None:
-            begun = passes.rewrite.abort(
+            begun = verbs.rewrite.abort(
                 storage, policies, RewriteKind.LOAD, by, tell, run=run, stopped=stopped, open_sink=open_other
             )
         else:
-            begun = passes.rewrite.undo(
+            begun = verbs.rewrite.undo(
                 storage, policies, RewriteKind.LOAD, undo, by, tell, run=run, stopped=stopped, open_sink=open_other
             )
         was = f"reversed: the state is as it was after batch {begun.batch}"
@@ -117,7 +118,7 @@ def load(
     goal = Load(read_saved(source), source, replaces_state)
     prepared = prepared_for(root, goal, by, run=run, execution=execution, file_sink=file_sink, open_sink=open_other)
     planned = prepared.plan
-    record = records.of_rewrite_plan(planned)
+    record = as_json.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:
         blocked = blockers(prepared)
         show_plan(output, record, lambda console: _print_plan(console, planned, goal, blocked), blocked)

@@ -12,6 +12,7 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     BATCH_DEFAULT,
@@ -30,11 +31,10 @@ from statekeeper.statestore.cli.common import (
     this_process,
 )
 from statekeeper.statestore.cli.copy_progress import copy_progress
-from statekeeper.statestore.counts import counted
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.copies import Way
-from statekeeper.statestore.maintenance.mirrors import CleanupPlan, Lag
-from statekeeper.statestore.maintenance.passes import PreparedMirror
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.clones import Way
+from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, Lag
+from statekeeper.statestore.maintenance.verbs import PreparedMirror
 
 
 @click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
@@ -81,7 +81,7 @@ def mirror(
     if destination is None and root.mirror is not None:
         destination, location = root.mirror.url, location or root.mirror.location
     other = open_destination(ctx, destination or "").storage
-    prepared = passes.mirror.plan(
+    prepared = verbs.mirror.plan(
         root.storage, other, root.policies, by, batch=batch, stopped=stopped, location=location
     )
     planned = prepared.plan
@@ -90,7 +90,7 @@ def mirror(
         sys.exit(FINDINGS if prepared.refusals else 0)
     before = by.clock.monotonic_seconds()
     with copy_progress(planned.files) as copied:
-        cleanup = passes.mirror.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
+        cleanup = verbs.mirror.execute(root.storage, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
     output.show(
         {

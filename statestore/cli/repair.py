@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -26,11 +27,11 @@ from statekeeper.statestore.cli.common import (
     this_process,
 )
 from statekeeper.statestore.cli.execution import print_next_step
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.bad_snapshots import DeepRead
-from statekeeper.statestore.maintenance.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
+from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
+from statekeeper.statestore.maintenance.verbs import as_json
 
 
 @click.command(short_help="Repair files that prevent Spark from starting.")
@@ -109,15 +110,15 @@ def repair(
     storage, policies, by = root.storage, root.policies, this_process()
     run = by.ids.fresh()
     if undo is not None:
-        back = passes.repair.undo(storage, policies, undo, by, run=run, stopped=stopped)
+        back = verbs.repair.undo(storage, policies, undo, by, run=run, stopped=stopped)
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
     reads = DeepRead(scratch, by.clock) if deep else None
-    prepared = passes.repair.plan(storage, policies, spark, location, deep=reads, clock=by.clock)
+    prepared = verbs.repair.plan(storage, policies, spark, location, deep=reads, clock=by.clock)
     done: list[RepairAction] = []
     if apply:
         way_back = f"to undo this run: statekeeper repair {storage.url} --undo {run} --confirm-stopped"
-        prepared = passes.repair.execute(
+        prepared = verbs.repair.execute(
             storage,
             prepared,
             by,
@@ -137,7 +138,7 @@ def repair(
 
 def _object(planned: RepairPlan, run: str, done: Sequence[RepairAction]) -> dict[str, Any]:
     return {
-        "actions": [records.of_repair(action) for action in planned.actions],
+        "actions": [as_json.of_repair(action) for action in planned.actions],
         "asks": planned.asks,
         "run": run if done else None,
         "done": len(done),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli.common import Opened, Output, root_argument
 from statekeeper.statestore.cli.execution import Execution
 from statekeeper.statestore.cli.rewrites import Wording, rewrite_options, run_rewrite
 from statekeeper.statestore.format.names import MOST_PARTITIONS
-from statekeeper.statestore.maintenance.rewrites import Rescale, RewritePlan
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale, RewritePlan
 
 
 def _after(planned: RewritePlan) -> list[str]:

@@ -13,6 +13,8 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -29,20 +31,18 @@ from statekeeper.statestore.cli.common import (
     stopped_option,
     this_process,
 )
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import LOG
 from statekeeper.statestore.format.names import EMPTY, StorePath
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.passes import PreparedRewind
-from statekeeper.statestore.maintenance.rewind import (
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rollback.rewind import (
     RewindAction,
     SourceLocations,
     SourceNeed,
     batch_at,
     client_properties,
 )
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.maintenance.verbs import PreparedRewind, as_json
 from statekeeper.statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -153,7 +153,7 @@ def rewind(
         others = (batch, time, sink, file_sink, no_file_sink, folders, kafka_config, query_id, keep_query_id, apply)
         if any(given not in (None, (), False) for given in others):
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
-        back = passes.rewind.undo(
+        back = verbs.rewind.undo(
             storage,
             policies,
             undo,
@@ -183,7 +183,7 @@ def rewind(
             del store
             bar.advance(task)
 
-        prepared = passes.rewind.plan(
+        prepared = verbs.rewind.plan(
             storage,
             policies,
             by,
@@ -200,7 +200,7 @@ def rewind(
     done: list[RewindAction] = []
     if apply:
         way_back = f"to undo this run: statekeeper rewind {storage.url} --undo {run} --confirm-stopped"
-        prepared = passes.rewind.execute(
+        prepared = verbs.rewind.execute(
             storage,
             prepared,
             by,
@@ -259,7 +259,7 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
         else {"url": planned.file_sink.url, "entries": sorted(entry.path for entry in planned.file_sink.later)},
         "run": run if done else None,
         "done": len(done),
-        "actions": [records.of_rewind_action(action) for action in planned.actions],
+        "actions": [as_json.of_rewind_action(action) for action in planned.actions],
     }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import click
 from rich.console import Console
 
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, open_destination, output_option, pasteable, this_process
 from statekeeper.statestore.cli.execution import (
@@ -21,13 +23,11 @@ from statekeeper.statestore.cli.execution import (
     tell,
 )
 from statekeeper.statestore.cli.file_sink import file_sink_lines, file_sink_option
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.passes.rewrite import PreparedRewrite
-from statekeeper.statestore.maintenance.rewrites import Goal, RewritePlan
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.engine import Goal, RewritePlan
+from statekeeper.statestore.maintenance.verbs import Maintainer, as_json
+from statekeeper.statestore.maintenance.verbs.rewrite import PreparedRewrite
 from statekeeper.statestore.storage import Storage, open_storage
-from statekeeper.statestore.switch_journal import RewriteKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def run_rewrite(
         return open_destination(ctx, url).storage
 
     if goal is None:
-        begun = passes.rewrite.abort(
+        begun = verbs.rewrite.abort(
             storage, policies, kind, by, tell, run=run, stopped=execution.stopped, open_sink=open_sink
         )
         was = f"reversed: the checkpoint is as it was after batch {begun.batch}"
@@ -89,7 +89,7 @@ def run_rewrite(
         return
     prepared = prepared_for(root, goal, by, run=run, execution=execution, file_sink=file_sink, open_sink=open_sink)
     planned = prepared.plan
-    record = records.of_rewrite_plan(planned)
+    record = as_json.of_rewrite_plan(planned)
     if not execution.apply or not prepared.may_start:
         blocked = blockers(prepared)
         show_plan(output, record, lambda console: _print_plan(console, planned, wording, blocked), blocked)
@@ -108,7 +108,7 @@ def prepared_for(
     open_sink: Callable[[str], Storage] = open_storage,
 ) -> PreparedRewrite:
     """Plan the rewrite for a goal; with --apply, execute the plan. Raises as `passes.rewrite.plan` and `execute`."""
-    prepared = passes.rewrite.plan(
+    prepared = verbs.rewrite.plan(
         root.storage,
         root.policies,
         goal,
@@ -121,7 +121,7 @@ def prepared_for(
     if not execution.apply:
         return prepared
     with store_progress() as progress:
-        return passes.rewrite.execute(
+        return verbs.rewrite.execute(
             root.storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
         )
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli.common import (
     FAILED,
     FINDINGS,
@@ -26,9 +28,7 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.rows import ListOfRoots, RowOutput
 from statekeeper.statestore.cli.tables import as_json, plain
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import fleet
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.maintenance.verbs import fleet
 
 Verb = Callable[..., int]
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import click
 
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import error_object, errors_as_json, progress_bar, result_has_begun, say
 from statekeeper.statestore.cli.terminal import Terminal
-from statekeeper.statestore.contents import Contents, Layout, layout
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.contents.rows import Contents, Layout, layout
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.redaction import printable
 
 store_option = click.option(
     "--store",

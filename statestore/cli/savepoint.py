@@ -35,15 +35,15 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.copy_progress import copy_progress
 from statekeeper.statestore.cli.savepoint_labels import delete_labeled, list_labels
-from statekeeper.statestore.engine.scratch import free_bytes
 from statekeeper.statestore.format.savepoint_names import is_label
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import PreparedClone, PreparedFiles, PreparedRows
-from statekeeper.statestore.maintenance.savepoints import Tables
-from statekeeper.statestore.maintenance.savepoints.manifest import Summary
-from statekeeper.statestore.maintenance.savepoints.record import StoreRows
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
+from statekeeper.statestore.maintenance.copies.savepoints.record import StoreRows
+from statekeeper.statestore.maintenance.verbs import PreparedClone, PreparedFiles, PreparedRows
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.scratch import free_bytes
 
 
 @click.command(short_help="Keep the state of a batch, as files or as rows.")
@@ -163,7 +163,7 @@ def savepoint(
     by = this_process()
     other = open_destination(ctx, destination).storage
     if rows:
-        prepared = passes.savepoint.plan_rows(
+        prepared = verbs.savepoint.plan_rows(
             root.storage,
             other,
             by,
@@ -177,7 +177,7 @@ def savepoint(
         _save_rows(root.storage, other, prepared, policies, dry_run, workers, scratch, output)
     else:
         assert label is not None
-        files = passes.savepoint.plan_files(
+        files = verbs.savepoint.plan_files(
             root.storage,
             other,
             policies,
@@ -260,7 +260,7 @@ def _save_rows(
         def finished(_: StoreRows) -> None:
             bar.advance(stores)
 
-        made = passes.savepoint.execute_rows(
+        made = verbs.savepoint.execute_rows(
             source, other, prepared, by, policies, scratch=scratch, workers=workers, wrote=wrote, finished=finished
         )
     seconds = by.clock.monotonic_seconds() - before
@@ -286,7 +286,7 @@ def _save_files(
     by = this_process()
     before = by.clock.monotonic_seconds()
     with copy_progress(prepared.clone.plan.files) as copied:
-        is_listed = passes.savepoint.execute_files(source, other, prepared, by, scratch=scratch, copied=copied)
+        is_listed = verbs.savepoint.execute_files(source, other, prepared, by, scratch=scratch, copied=copied)
     seconds = by.clock.monotonic_seconds() - before
 
     def print_done(console: Console) -> None:

@@ -10,6 +10,8 @@ from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
+from statekeeper.statestore.base.durations import utc
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -20,21 +22,19 @@ from statekeeper.statestore.cli.common import (
     pasteable,
     this_process,
 )
-from statekeeper.statestore.counts import counted
-from statekeeper.statestore.durations import utc
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.labels import Label, Labels
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.labels import Label, Labels
+from statekeeper.statestore.maintenance.verbs.config import Policies
 
 
 def delete_labeled(
     ctx: click.Context, root: Opened, policies: Policies, label: str, forget: bool, applies: bool, output: Output
 ) -> None:
     """Show the files of a savepoint and, with `applies`, delete them. Raises as `passes.savepoint.execute_removal`."""
-    found = passes.savepoint.find(root.storage, label)
-    is_itself = passes.savepoint.is_itself(root.storage, label)
+    found = verbs.savepoint.find(root.storage, label)
+    is_itself = verbs.savepoint.is_itself(root.storage, label)
     other = root.storage if is_itself else open_destination(ctx, found.destination).storage
-    planned = passes.savepoint.plan_removal(root.storage, other, found, policies, this_process(), forget=forget)
+    planned = verbs.savepoint.plan_removal(root.storage, other, found, policies, this_process(), forget=forget)
     shown = {
         **_label(found),
         "files": len(planned.files),
@@ -43,7 +43,7 @@ def delete_labeled(
         "refusals": [error_object(error) for error in planned.refusals],
     }
     if applies:
-        passes.savepoint.execute_removal(root.storage, other, planned)
+        verbs.savepoint.execute_removal(root.storage, other, planned)
     text = f"{counted(len(planned.files), 'file')} of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
 
     def print_removal(console: Console) -> None:
@@ -79,7 +79,7 @@ def _time(label: Label) -> str:
 
 def list_labels(root: Opened, output: Output) -> None:
     """Show the savepoints that a root records. Ends with `FINDINGS` if a record cannot be read."""
-    found = passes.savepoint.listed(root.storage)
+    found = verbs.savepoint.listed(root.storage)
     shown = {
         "savepoints": [_label(one) for one in found.labels],
         "problems": [error_object(problem) for problem in found.problems],

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from statekeeper.statestore.base.errors import DAMAGES, StatekeeperError
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FAILED,
@@ -37,14 +39,12 @@ from statekeeper.statestore.cli.common import (
     workers_option,
 )
 from statekeeper.statestore.cli.execution import blockers
-from statekeeper.statestore.counts import counted
-from statekeeper.statestore.errors import DAMAGES, StatekeeperError
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance import snapshot as snapshots
-from statekeeper.statestore.maintenance.config import Mode
-from statekeeper.statestore.maintenance.passes import Maintainer, PreparedSnapshots
-from statekeeper.statestore.maintenance.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
+from statekeeper.statestore.maintenance.upkeep.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedSnapshots, as_json
+from statekeeper.statestore.maintenance.verbs.config import Mode
 
 _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
 _AUDIT_DEEP = (
@@ -121,7 +121,7 @@ def snapshot(
     if restore_target_seconds is not None:
         policy = replace(policy, restore_target_seconds=restore_target_seconds)
     by = this_process()
-    prepared = passes.snapshot.plan(
+    prepared = verbs.snapshot.plan(
         root.storage,
         replace(root.policies, snapshot=policy),
         clock=by.clock,
@@ -136,7 +136,7 @@ def snapshot(
     if dry_run:
         step = _next_step_of_plan(prepared)
         refusals = [error_object(error) for error in prepared.refusals]
-        shown = {**records.of_snapshot_plan(plan), "next_step": step, "refusals": refusals}
+        shown = {**as_json.of_snapshot_plan(plan), "next_step": step, "refusals": refusals}
         output.show(shown, lambda console: _print_plan(console, prepared, step))
         sys.exit(_exit_code(plan, (), ()))
     taken: list[snapshots.Taken] = []
@@ -174,7 +174,7 @@ def _take(
         progress.advance(bar)
 
     with progress:
-        passes.snapshot.execute(root.storage, prepared, by, ended=ended, **how)
+        verbs.snapshot.execute(root.storage, prepared, by, ended=ended, **how)
 
 
 def _show(
@@ -281,9 +281,9 @@ def _taken_object(
 ) -> dict[str, Any]:
     """The results as one JSON object."""
     return {
-        **records.of_snapshot_plan(plan),
-        "taken": [records.of_taken(one) for one in taken],
-        "failed": [records.of_failed(action, error) for action, error in failed],
+        **as_json.of_snapshot_plan(plan),
+        "taken": [as_json.of_taken(one) for one in taken],
+        "failed": [as_json.of_failed(action, error) for action, error in failed],
         "next_step": step,
     }
 

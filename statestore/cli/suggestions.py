@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 

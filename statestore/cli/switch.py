@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.console import Console
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, output_option, root_argument, this_process
 from statekeeper.statestore.cli.execution import (
@@ -18,10 +19,10 @@ from statekeeper.statestore.cli.execution import (
     store_progress,
     tell,
 )
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes, records
-from statekeeper.statestore.maintenance.switchover import SwitchPlan
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
+from statekeeper.statestore.maintenance.verbs import as_json
 
 
 @click.command(short_help="Move a checkpoint to the other structure, V1 or V2.")
@@ -59,11 +60,11 @@ def switch(
     if execution.abort == (to is not None) or (execution.abort and execution.apply):
         raise click.UsageError("give --to v1 or --to v2 (with or without --apply), or --abort")
     if to is None:
-        begun = passes.switch.abort(storage, policies, by, tell, run=run, stopped=execution.stopped)
+        begun = verbs.switch.abort(storage, policies, by, tell, run=run, stopped=execution.stopped)
         was = f"rolled back: the checkpoint has structure {begun.to.other.value} again"
         output.show({"aborted": begun.number}, lambda console: console.print(was))
         return
-    prepared = passes.switch.plan(
+    prepared = verbs.switch.plan(
         storage,
         policies,
         to,
@@ -74,11 +75,11 @@ def switch(
     )
     if execution.apply:
         with store_progress() as progress:
-            prepared = passes.switch.execute(
+            prepared = verbs.switch.execute(
                 storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
             )
     planned = prepared.plan
-    record = records.of_switch_plan(planned)
+    record = as_json.of_switch_plan(planned)
     if not execution.apply or not prepared.may_start:
         blocked = blockers(prepared)
         show_plan(output, record, lambda console: _print_plan(console, planned, blocked), blocked)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.redaction import printable
 
 ROWS = 50
 """Maximum number of rows in a table; further rows are counted."""

@@ -12,7 +12,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.redaction import printable
 
 
 class Terminal(Console):

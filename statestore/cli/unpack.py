@@ -9,12 +9,12 @@ import click
 from rich import filesize
 from rich.console import Console
 
+from statekeeper.statestore.checkpoint.origin import origin_of
 from statekeeper.statestore.cli.common import Opened, Output, mode_option, output_option, root_argument
-from statekeeper.statestore.maintenance import unpack as unpacking
-from statekeeper.statestore.maintenance.config import Mode
-from statekeeper.statestore.maintenance.passes import guards
-from statekeeper.statestore.maintenance.unpack import Unpack, UnpackPlan
-from statekeeper.statestore.origin import origin_of
+from statekeeper.statestore.maintenance.copies import unpack as unpacking
+from statekeeper.statestore.maintenance.copies.unpack import Unpack, UnpackPlan
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.config import Mode
 
 
 @click.command(short_help="Write changelogs of batch logs as files that Spark reads.")

@@ -20,12 +20,11 @@ from typing import Any
 import google_crc32c
 import xxhash
 
-from statekeeper.statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, TooLarge, UnknownFormatVersion
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.json_object import json_object
 from statekeeper.statestore.format.limits import require_json
 from statekeeper.statestore.format.names import LARGEST_NUMBER, MOST_PARTITIONS, StorePath, VersionId
-from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, store_name
+from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, json_object, store_name
 
 Place = tuple[StorePath, VersionId]
 """One version of one store."""

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import google_crc32c
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
-from statekeeper.statestore.format.json_object import json_object
-from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object
 
 _HADOOP = struct.Struct(">4sI")
 _MAGIC = b"crc\0"

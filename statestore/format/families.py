@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
 from statekeeper.statestore.format.java_io import Reader
 from statekeeper.statestore.format.operators import chunked_text, not_known, require_end
 from statekeeper.statestore.format.types import arrow_schema, machine_type

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.families import Family, KeyEncoder, RowHead
 from statekeeper.statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
 from statekeeper.statestore.format.row_checksum import checksum

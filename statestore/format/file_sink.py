@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statekeeper.statestore.format.names import parse_batch
 
 LOG = "_spark_metadata"

@@ -19,10 +19,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import row_checksum
-from statekeeper.statestore.format.changelog import Changes, Header, Readable, read_records
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Changes, Header, Readable, read_records
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
 
 DEFAULT_CODEC = "lz4"

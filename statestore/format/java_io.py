@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 
 UTF_LIMIT_BYTES = 65_535
 """Maximum size of a text in `writeUTF`: its size is an unsigned 16-bit number."""

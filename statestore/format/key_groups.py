@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from statekeeper.statestore.errors import UnknownPartitioning
+from statekeeper.statestore.base.errors import UnknownPartitioning
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.state_rows import key_groups_of
 

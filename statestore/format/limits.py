@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from statekeeper.statestore.errors import TooLarge
+from statekeeper.statestore.base.errors import TooLarge
 from statekeeper.statestore.format.untrusted import require_parsable
 
 _MIB = 1024 * 1024

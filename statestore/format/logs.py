@@ -12,16 +12,16 @@ commits/N     v1, then {nextBatchWatermarkMs}; in Statekeeper's roots with state
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
-from statekeeper.statestore.format.json_object import json_object
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, plain_number
+from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, json_object, plain_number
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -237,3 +237,13 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
             )
         raise CorruptFile(f"starts with {lines[0][:20]!r} instead of a version", path=path, hint=_RESTORE)
     return lines
+
+
+def with_confs(text: str, path: str, confs: Mapping[str, str], *, watermark_ms: int = 0, lowers: bool = False) -> bytes:
+    """Return an offset log with these confs, and at least this watermark. `lowers`: exactly this watermark. Unknown fields
+    are kept."""
+    header, head, *sources = text.split("\n")
+    body = json_object(head.encode(), path)
+    body["batchWatermarkMs"] = watermark_ms if lowers else max(int(body["batchWatermarkMs"]), watermark_ms)
+    body["conf"] = {**body["conf"], **confs}
+    return "\n".join([header, json.dumps(body, separators=(",", ":"), ensure_ascii=False), *sources]).encode()

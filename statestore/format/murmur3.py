@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.base.errors import UnsupportedType
 from statekeeper.statestore.format import unsafe_row_decimals as decimals
 from statekeeper.statestore.format.ragged import Bytes, Counts, Ragged, offsets_of
 from statekeeper.statestore.format.types import machine_type

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.java_io import Reader, utf
 from statekeeper.statestore.format.names import MOST_PARTITIONS, is_store_name
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number

@@ -35,7 +35,7 @@ from enum import Enum
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore.errors import UnknownPartitioning, UnsupportedType
+from statekeeper.statestore.base.errors import UnknownPartitioning, UnsupportedType
 from statekeeper.statestore.format.families import Family, KeyEncoder
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES, decode_keys
 from statekeeper.statestore.format.murmur3 import Hashes, partitions_of, require_hashes, row_hashes

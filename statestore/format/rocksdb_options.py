@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from statekeeper.statestore.errors import UnknownFormatVersion
+from statekeeper.statestore.base.errors import UnknownFormatVersion
 
 _FAMILY = "default"
 """RocksDB's only column family in Spark: Spark's own column families are prefixes of keys."""

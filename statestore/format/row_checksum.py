@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import google_crc32c
 import numpy as np
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.changelog import Changes, Kind
 
 _INT = struct.Struct("<I")

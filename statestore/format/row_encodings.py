@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import row_checksum
 from statekeeper.statestore.format.families import Family, KeyEncoder
 from statekeeper.statestore.format.family_rows import decode_keys

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from statekeeper.statestore.errors import CorruptFile, TooLarge, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, TooLarge, UnknownFormatVersion
 from statekeeper.statestore.format.names import VersionId, is_checkpoint_id
 from statekeeper.statestore.format.rocksdb_options import require_string_append
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, require_parsable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
 from statekeeper.statestore.format.logs import CODEC, ENCODING, SHUFFLE_PARTITIONS, OffsetLog
 from statekeeper.statestore.format.names import MOST_PARTITIONS
 from statekeeper.statestore.format.provider import PROVIDER, Provider, provider_of

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)

@@ -24,7 +24,7 @@ import google_crc32c
 import pyarrow as pa
 import xxhash
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.changelog import Readable
 
 _MAGIC = 0x88E241B785F4CFF7

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile, UnsupportedType
+from statekeeper.statestore.base.errors import CorruptFile, UnsupportedType
 from statekeeper.statestore.format.untrusted import parsed_json
 
 LONG_DIGITS = 18

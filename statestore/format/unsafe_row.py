@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import unsafe_row_decode, unsafe_row_encode
 from statekeeper.statestore.format.ragged import Bytes, Ragged, gather
 from statekeeper.statestore.format.types import check_supported, children

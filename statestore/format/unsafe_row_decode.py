@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import unsafe_row_decimals as decimals
 from statekeeper.statestore.format.ragged import Counts, gather, offsets_of, positions
 from statekeeper.statestore.format.types import children, machine_type

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from statekeeper.statestore.errors import SchemaMismatch, UnsupportedType
+from statekeeper.statestore.base.errors import SchemaMismatch, UnsupportedType
 from statekeeper.statestore.format import unsafe_row_decimals as decimals
 from statekeeper.statestore.format.ragged import (
     Bytes,

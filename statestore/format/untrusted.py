@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any
 
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.names import (
     LARGEST_NUMBER,
     MOST_PARTITIONS,
@@ -145,3 +146,22 @@ def digest(value: object) -> str:
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ValueError(f"{str(value)[:40]!r} is not a digest")
     return value
+
+
+_RESTORE = "restore the file from a backup"
+
+
+def json_object(data: bytes, path: str) -> dict[str, Any]:
+    """Parse a JSON object. Raises `CorruptFile` for any other content."""
+    try:
+        value = parsed_json(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"is not valid JSON: {error}", path=path, hint=_RESTORE) from error
+    if not isinstance(value, dict):
+        raise CorruptFile("is JSON, but not an object", path=path, hint=_RESTORE)
+    return value
+
+
+def json_lines(data: bytes, path: str) -> list[dict[str, Any]]:
+    """Parse one JSON object per line. Raises `CorruptFile` if a line contains anything else."""
+    return [json_object(line, path) for line in data.splitlines()]

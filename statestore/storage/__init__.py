@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from statekeeper.statestore.clock import Clock, Ids, RandomIds, SystemClock
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.clock import Clock, Ids, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statekeeper.statestore.redaction import redacted
 from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
@@ -32,8 +32,7 @@ from statekeeper.statestore.storage.base import (
     is_hidden,
     read_or_none,
 )
-from statekeeper.statestore.storage.batch_log_cache import BatchLogCache
-from statekeeper.statestore.storage.batch_logs import LoggedStorage, MemberEntry, Members, list_members
+from statekeeper.statestore.storage.batch_logs import BatchLogCache, LoggedStorage, MemberEntry, Members, list_members
 from statekeeper.statestore.storage.forwarding import CheckedStorage
 from statekeeper.statestore.storage.lines import read_lines
 from statekeeper.statestore.storage.local import LocalStorage

@@ -18,7 +18,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Never, Protocol
 
-from statekeeper.statestore.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
+from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits, how_to_read
 from statekeeper.statestore.storage.omissions import Omissions
 from statekeeper.statestore.storage.paths import is_below

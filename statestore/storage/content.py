@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from statekeeper.statestore.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
+from statekeeper.statestore.base.errors import CorruptFile, LocalDiskFull, LocalStateError, StorageError
 from statekeeper.statestore.storage.posix import is_copied_by_kernel
 
 DOWNLOAD_PIECE_BYTES = 1024 * 1024

@@ -21,7 +21,7 @@ from importlib import import_module, metadata
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.storage import hedging
 from statekeeper.statestore.storage.base import TEMP_FOLDER
 from statekeeper.statestore.storage.content import PIECE_BYTES

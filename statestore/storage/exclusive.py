@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from statekeeper.statestore.clock import Ids
-from statekeeper.statestore.errors import AlreadyExists, NoExclusiveCreate, StorageError
+from statekeeper.statestore.base.clock import Ids
+from statekeeper.statestore.base.errors import AlreadyExists, NoExclusiveCreate, StorageError
 from statekeeper.statestore.storage.base import TEMP_FOLDER, Storage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.storage.paths import is_below
 
 MOST_OMITTED = 10_000

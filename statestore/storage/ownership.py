@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from statekeeper.statestore.errors import ForeignOwner
+from statekeeper.statestore.base.errors import ForeignOwner
 
 _SAMPLE_FILES = 8
 """Number of adjacent files to examine. A single one may have the mode of a careless maintainer."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from statekeeper.statestore.clock import Clock
-from statekeeper.statestore.errors import ObjectMissing, StorageError
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import ObjectMissing, StorageError
 from statekeeper.statestore.storage.base import PartsUpload, Storage
 from statekeeper.statestore.storage.content import MOST_PIECES
 

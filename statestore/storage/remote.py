@@ -15,14 +15,8 @@ from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem, sync
 
-from statekeeper.statestore.clock import Clock, Ids
-from statekeeper.statestore.errors import (
-    AccessDenied,
-    AlreadyExists,
-    BucketMissing,
-    ObjectMissing,
-    StorageError,
-)
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statekeeper.statestore.storage import hedging
 from statekeeper.statestore.storage.base import (

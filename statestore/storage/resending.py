@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from statekeeper.statestore.clock import Clock, Ids
+from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.storage.base import Requests
 
 TRIES = 5

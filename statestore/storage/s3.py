@@ -8,19 +8,30 @@ listing and instance caches of s3fs are disabled; `StorageSpec` explains the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from botocore.exceptions import ClientError
+import s3fs
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import ConnectionError as NotConnected
 from fsspec.asyn import sync
+from s3fs.core import S3_RETRYABLE_ERRORS
 
-from statekeeper.statestore.clock import Clock, Ids
-from statekeeper.statestore.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statekeeper.statestore.storage import hedging, s3_clients, s3_conditions, s3_copies, s3_parts
+from statekeeper.statestore.storage import hedging
 from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
@@ -36,6 +47,7 @@ from statekeeper.statestore.storage.base import (
     UnfinishedUpload,
     Uploads,
     another_exists,
+    changed,
     checked,
     checked_folder,
     is_listed,
@@ -44,20 +56,294 @@ from statekeeper.statestore.storage.base import (
     too_large,
 )
 from statekeeper.statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
+from statekeeper.statestore.storage.parallel import at_once
 from statekeeper.statestore.storage.resending import TRIES, Resending
-from statekeeper.statestore.storage.s3_errors import (
-    FAILURES,
-    BeyondEnd,
-    is_answer,
-    is_passing,
-    is_throttling,
-    translate,
-)
-from statekeeper.statestore.storage.s3_parts import Call, S3PartsUpload, S3Upload
 
-OPTIONS = ("endpoint_url", "key", "secret", "region", "anon", hedging.OPTION)
+NETWORK_ERRORS: tuple[type[Exception], ...] = (
+    *S3_RETRYABLE_ERRORS,
+    IncompleteReadError,
+    NotConnected,  # s3fs does not retry a failed connection, but the store may be restarting
+    ConnectionError,
+)
+FAILURES: tuple[type[Exception], ...] = (ClientError, BotoCoreError, *NETWORK_ERRORS)
+
+_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
+_DENIED = {
+    "401",
+    "403",
+    "AccessDenied",
+    "AllAccessDisabled",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+}
+_MISSING = {"404", "NoSuchKey", "NoSuchUpload"}
+_PASSING = {
+    "ConditionalRequestConflict",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+}
+_THROTTLING = {"SlowDown", "ServiceUnavailable", "Throttling"}
+_CONFLICTS = {"PreconditionFailed", "412"}
+
+
+class BeyondEnd(StorageError):
+    """A range starts at or after the end of the object. The caller gets no bytes instead of an error."""
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether a retry of the same request may succeed."""
+    if isinstance(error, ClientError):
+        return _code(error) in _PASSING or _status(error) >= 500 or _status(error) == 429
+    return isinstance(error, NETWORK_ERRORS)
+
+
+def is_throttling(error: Exception) -> bool:
+    """Return whether the store asks for fewer requests."""
+    return isinstance(error, ClientError) and (_code(error) in _THROTTLING or _status(error) in (503, 429))
+
+
+def is_answer(error: BaseException) -> bool:
+    """Return whether the error is the store's answer to the request, and neither transient nor a conflict."""
+    return isinstance(error, ClientError) and not is_passing(error) and _code(error) not in _CONFLICTS
+
+
+def translate(error: Exception, shown: str) -> StorageError:
+    """Return the library's error for one of FAILURES about the object `shown`."""
+    if isinstance(error, _CREDENTIALS):
+        return AccessDenied(
+            "the credentials are missing or incomplete",
+            path=shown,
+            hint="set the storage options key and secret, or the environment variables AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY. For a public bucket, set the storage option anon",
+        )
+    if not isinstance(error, ClientError):
+        hint = "check endpoint_url and the network" if is_passing(error) else "check the URL and its options"
+        return StorageError(f"{type(error).__name__}: {error}", path=shown, hint=hint)
+    code = _code(error)
+    if code == "NoSuchBucket":
+        return BucketMissing("the bucket does not exist", path=shown, hint="create it, or correct the URL")
+    if code in _MISSING:
+        return ObjectMissing("does not exist", path=shown)
+    if code in _DENIED:
+        hint = (
+            "correct the credentials or the bucket policy. Without the permission s3:ListBucket, the storage reports a "
+            "missing object as access denied"
+        )
+        return AccessDenied(f"access denied ({code})", path=shown, hint=hint)
+    if code in _CONFLICTS:
+        return another_exists(shown)
+    if code in ("InvalidRange", "416"):
+        return BeyondEnd("the range starts after the end of the object", path=shown)
+    hint = "try again later" if is_passing(error) else "follow the message of the storage"
+    message = error.response.get("Error", {}).get("Message", "")
+    return StorageError(f"the storage returned {code}: {message}", path=shown, hint=hint)
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
 
 T = TypeVar("T")
+# aiobotocore creates clients from service descriptions at run time; they have no static types.
+Call = Callable[[Any], Awaitable[T]]
+
+
+class Request(Protocol):
+    """Sends a request, with retries. `is_optional`: it does not wait for storage that is unavailable."""
+
+    def __call__(
+        self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0, is_optional: bool = False
+    ) -> T: ...
+
+
+@dataclass(frozen=True)
+class _PartContent(Content):
+    """The content of a file in parts of a given size, which determines its ETag."""
+
+    part_bytes: int
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.part_bytes
+
+
+class S3Upload:
+    """A multipart upload.
+
+    kind      how its requests are counted
+    where     bucket and key
+    is_early  the parts are sent before the commit: if the storage is unavailable, the commit waits and sends them again
+    """
+
+    def __init__(
+        self, kind: Kind, path: str, where: Mapping[str, str], request: Request, *, is_early: bool = False
+    ) -> None:
+        async def begin(client: Any) -> str:
+            return str((await client.create_multipart_upload(**where))["UploadId"])
+
+        self._kind = kind
+        self._path = path
+        self._request = request
+        self._is_early = is_early
+        self._upload = {**where, "UploadId": request(kind, path, begin, is_optional=is_early)}
+        self._etags: dict[int, str] = {}
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send part `number`, from 0. Thread-safe."""
+
+        async def call(client: Any) -> str:
+            return str((await client.upload_part(**self._upload, PartNumber=number + 1, Body=data))["ETag"])
+
+        self._etags[number] = self._request(
+            self._kind, self._path, call, bytes_written=len(data), is_optional=self._is_early
+        )
+
+    def copy(self, number: int, **source: Any) -> None:
+        """Copy part `number`, from 0, from a range of another object."""
+
+        async def call(client: Any) -> str:
+            done = await client.upload_part_copy(**self._upload, PartNumber=number + 1, **source)
+            return str(done["CopyPartResult"]["ETag"])
+
+        self._etags[number] = self._request(self._kind, self._path, call)
+
+    def finish(self, **how: str) -> None:
+        """Make the object visible. Raises ObjectMissing if the upload is unknown: it is complete and the reply to the
+        first try was lost, or another process aborted it."""
+        parts = [{"PartNumber": number + 1, "ETag": etag} for number, etag in sorted(self._etags.items())]
+
+        async def call(client: Any) -> None:
+            await client.complete_multipart_upload(**self._upload, MultipartUpload={"Parts": parts}, **how)
+
+        self._request(self._kind, self._path, call)
+
+    def abort(self) -> None:
+        """Drop the parts. They are invisible, but billed until then."""
+
+        async def call(client: Any) -> None:
+            await client.abort_multipart_upload(**self._upload)
+
+        with suppress(ObjectMissing):
+            self._request(Kind.DELETE, self._path, call, is_optional=True)
+
+
+class S3PartsUpload:
+    """The `PartsUpload` of a bucket.
+
+    exists    whether the object exists
+    compare   return SAME if the object has this content, else raise AlreadyExists
+    """
+
+    def __init__(
+        self,
+        upload: S3Upload,
+        *,
+        part_bytes: int,
+        how: Mapping[str, str],
+        exists: Callable[[], bool],
+        compare: Callable[[Content], Created],
+    ) -> None:
+        self._upload = upload
+        self._part_bytes = part_bytes
+        self._how = how
+        self._exists = exists
+        self._compare = compare
+
+    def send(self, number: int, data: bytes) -> None:
+        self._upload.send(number, data)
+
+    def complete(self, file: Path) -> Created:
+        try:
+            self._upload.finish(**self._how)
+        except (AlreadyExists, ObjectMissing) as error:
+            # Verify the conflict, as in `S3Storage.create`: the reply to an earlier try may be lost.
+            if isinstance(error, ObjectMissing) and not self._exists():
+                raise
+            found = self._compare(_PartContent(file, file.stat().st_size, self._part_bytes))
+            # A conflict leaves the upload open.
+            with suppress(StorageError):
+                self.abort()
+            return found
+        return Created.NEW
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+
+def unfinished(
+    bucket: str, folder: str, path_of: Callable[[str], str | None], request: Request
+) -> list[UnfinishedUpload]:
+    """List the uploads of keys with the prefix `folder` that are neither complete nor aborted, sorted by path.
+
+    One request for 1,000 uploads, and one for 1,000 parts of each. `path_of`: the path of a key; None to omit it.
+    """
+    listed = [
+        (path, found) for found in _listed(bucket, folder, request) if (path := path_of(found["Key"])) is not None
+    ]
+    uploads: list[UnfinishedUpload] = []
+
+    def measure(item: tuple[str, Any]) -> None:
+        path, found = item
+        where = {"Bucket": bucket, "Key": found["Key"], "UploadId": found["UploadId"]}
+        # Race: the upload is completed after the listing.
+        with suppress(ObjectMissing):
+            size_bytes = _size_bytes(path, where, request)
+            uploads.append(UnfinishedUpload(path, found["UploadId"], size_bytes, found["Initiated"].timestamp()))
+
+    at_once(measure, listed)
+    return sorted(uploads, key=lambda upload: (upload.path, upload.id))
+
+
+def _listed(bucket: str, folder: str, request: Request) -> Iterator[Any]:
+    position: dict[str, str] = {}
+    while True:
+
+        async def call(client: Any, position: dict[str, str] = position) -> Any:
+            return await client.list_multipart_uploads(Bucket=bucket, Prefix=folder, **position)
+
+        page = request(Kind.LIST, "", call)
+        yield from page.get("Uploads", [])
+        if not page.get("IsTruncated"):
+            return
+        position = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _size_bytes(path: str, where: Mapping[str, str], request: Request) -> int:
+    size_bytes = 0
+    position: dict[str, int] = {}
+    while True:
+
+        async def call(client: Any, position: dict[str, int] = position) -> Any:
+            return await client.list_parts(**where, **position)
+
+        page = request(Kind.LIST, path, call)
+        size_bytes += sum(int(part["Size"]) for part in page.get("Parts", []))
+        if not page.get("IsTruncated"):
+            return size_bytes
+        position = {"PartNumberMarker": int(page["NextPartNumberMarker"])}
+
+
+def abort(bucket: str, key: str, upload: UnfinishedUpload, request: Request) -> None:
+    """Drop the parts of an upload that another process began."""
+
+    async def call(client: Any) -> None:
+        await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload.id)
+
+    with suppress(ObjectMissing):
+        request(Kind.DELETE, upload.path, call)
+
+
+OPTIONS = ("endpoint_url", "key", "secret", "region", "anon", hedging.OPTION)
 
 
 class S3Storage(OpenedStore):
@@ -85,7 +371,7 @@ class S3Storage(OpenedStore):
         self._bucket_seen = False
         self._endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL", "")
         options, is_hedged = hedging.chosen(options)
-        self._connection = s3_clients.shared(options)
+        self._connection = shared(options)
         self._hedging = hedging.shared((self._endpoint, bucket), self._connection.loop, is_on=is_hedged)
         self._resending = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=timeout_seconds)
         self._briefly = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=0.0)
@@ -207,7 +493,7 @@ class S3Storage(OpenedStore):
 
     def _deletes_on_condition(self) -> bool:
         path = f"{TEMP_FOLDER}/{self._ids.fresh()}"
-        return s3_conditions.deletes_on_condition(
+        return deletes_on_condition(
             (self._endpoint, self._bucket),
             create=lambda: self._put(Kind.CREATE, path, b"probe"),
             delete_if=lambda etag: self._delete_if(path, etag),
@@ -331,7 +617,7 @@ class S3Storage(OpenedStore):
     def copy(self, path: str, source: Location, entry: Entry) -> None:
         bucket, _, folder = source.place.partition("/")
         origin = {"Bucket": bucket, "Key": f"{folder}/{entry.path}" if folder else entry.path}
-        s3_copies.copy(self._where(path), origin, path, entry, self._request)
+        copy(self._where(path), origin, path, entry, self._request)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload:
         kind = Kind.REPLACE if replaces else Kind.CREATE
@@ -350,10 +636,10 @@ class S3Storage(OpenedStore):
                 return checked(path)
             return None
 
-        return s3_parts.unfinished(self._bucket, self._before, path_of, self._request)
+        return unfinished(self._bucket, self._before, path_of, self._request)
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        s3_parts.abort(self._bucket, self._key(upload.path), upload, self._request)
+        abort(self._bucket, self._key(upload.path), upload, self._request)
 
     def _where(self, path: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._key(path)}
@@ -427,7 +713,7 @@ class S3Storage(OpenedStore):
         except FAILURES as error:
             translated = translate(error, self._shown(path))
             if isinstance(translated, AccessDenied):
-                s3_clients.forget(self._connection)
+                forget(self._connection)
             raise translated from error
         self._bucket_seen = True
         return answer
@@ -441,3 +727,135 @@ class S3Storage(OpenedStore):
 
 class _UploadGone(StorageError):
     """The store does not know the upload that is to be completed."""
+
+
+_CONNECT_TIMEOUT_SECONDS = 5
+_READ_TIMEOUT_SECONDS = 30
+_MOST_CONNECTIONS = 64
+"""Per client: eight concurrent roots with eight concurrent requests each."""
+
+_CLIENTS: dict[object, s3fs.S3FileSystem] = {}
+"""The shared clients by process, options and environment. A fork must not use those of its parent."""
+
+
+def shared(options: Mapping[str, str]) -> s3fs.S3FileSystem:
+    """Return this process's client for these options. Sends no request."""
+    # Missing options come from these variables.
+    environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    key = (os.getpid(), *sorted(options.items()), *environment)
+    # `setdefault` gives concurrent threads the same client. A lock could be held during a fork.
+    return _CLIENTS.get(key) or _CLIENTS.setdefault(key, _client(options))
+
+
+def forget(client: s3fs.S3FileSystem) -> None:
+    """Stop sharing a client. The next open reads the credentials again, which may have been renewed in their file.
+
+    *Race*: credentials are rotated. A sensor that polls each 15 seconds would be rejected until the process is
+    restarted.
+    """
+    for key, shared in list(_CLIENTS.items()):
+        if shared is client:
+            _CLIENTS.pop(key, None)
+
+
+def _client(options: Mapping[str, str]) -> s3fs.S3FileSystem:
+    region = options.get("region") or os.environ.get("AWS_REGION")  # botocore itself reads AWS_DEFAULT_REGION only
+    return s3fs.S3FileSystem(
+        anon=options.get("anon", "false").lower() == "true",
+        endpoint_url=options.get("endpoint_url"),
+        key=options.get("key"),
+        secret=options.get("secret"),
+        client_kwargs={"region_name": region} if region else {},
+        config_kwargs={
+            "connect_timeout": _CONNECT_TIMEOUT_SECONDS,
+            "read_timeout": _READ_TIMEOUT_SECONDS,
+            "max_pool_connections": _MOST_CONNECTIONS,
+            # `s3` does the retries, so that they are counted and can be simulated.
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+        },
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+
+
+_WRONG_ETAG = '"00000000000000000000000000000000"'
+
+_KNOWN: dict[tuple[str, str], bool] = {}
+"""The results in this process, by endpoint and bucket."""
+
+
+def deletes_on_condition(
+    store: tuple[str, str], create: Callable[[], None], delete_if: Callable[[str], None], delete: Callable[[], None]
+) -> bool:
+    """Return whether the store (endpoint and bucket) supports the condition. Three requests, once per process.
+
+    The requests use one new object that no other process knows. Raises `StorageError` for failures unrelated to
+    conditions.
+    """
+    if store not in _KNOWN:
+        create()
+        try:
+            delete_if(_WRONG_ETAG)
+            honours = False
+        except AlreadyExists:
+            honours = True
+        except StorageError:
+            honours = False  # the store rejects the unknown header; the later deletes report other errors
+        delete()
+        _KNOWN[store] = honours
+    return _KNOWN[store]
+
+
+MOST_BYTES_IN_ONE_REQUEST = 5 * 1024**3
+"""The limit of S3."""
+
+PART_BYTES = 512 * 1024**2
+"""With 10,000 parts at most, enough for the largest object of S3, which has 5 TiB."""
+
+
+def copy(
+    where: Mapping[str, str],
+    source: Mapping[str, str],
+    path: str,
+    entry: Entry,
+    request: Request,
+    *,
+    part_bytes: int = PART_BYTES,
+    most_bytes: int = MOST_BYTES_IN_ONE_REQUEST,
+) -> None:
+    """Copy the object at `source`, which was listed as `entry`, to `where` (bucket and key). `path` is for errors.
+
+    Raises `ObjectMissing` and `SourceChanged` if the source was deleted or has changed; `StorageError`.
+    """
+    from_it: dict[str, Any] = {"CopySource": dict(source)}
+    if entry.etag is not None:
+        from_it["CopySourceIfMatch"] = entry.etag
+    if entry.size_bytes <= most_bytes:
+
+        async def call(client: Any) -> None:
+            await client.copy_object(**where, **from_it)
+
+        with _unchanged(source):
+            request(Kind.CREATE, path, call)
+        return
+    upload = S3Upload(Kind.CREATE, path, where, request)
+    try:
+        for number, first in enumerate(range(0, entry.size_bytes, part_bytes)):
+            last = min(first + part_bytes, entry.size_bytes) - 1
+            with _unchanged(source):
+                upload.copy(number, **from_it, CopySourceRange=f"bytes={first}-{last}")
+        upload.finish()
+    except Exception:
+        # The earlier error is reported; retention aborts the upload later.
+        with suppress(StorageError):
+            upload.abort()
+        raise
+
+
+@contextmanager
+def _unchanged(source: Mapping[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExists as error:
+        # No other condition of these requests can fail.
+        raise changed(f"s3://{source['Bucket']}/{source['Key']}") from error

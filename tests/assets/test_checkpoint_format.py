@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import switchover
+from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, shown

@@ -7,9 +7,9 @@ from typing import Any
 
 import dagster as dg
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import parse_binding
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
+from statekeeper.statestore.root.binding import parse_binding
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.storage import Storage, open_storage

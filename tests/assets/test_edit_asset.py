@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from statekeeper.statestore import switch_journal
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.storage import open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.edits import rows
@@ -95,7 +95,7 @@ def test_an_incomplete_edit_is_red_until_a_launch_completes_or_reverses_it(
         result = launched(definitions, instance, **DELETE, do=end, confirm_stopped=True)
         assert result.success
         assert checks(result)["nothing_left_half_switched"].passed
-        assert switch_journal.open_journal(storage) is None
+        assert rewrite_journal.open_journal(storage) is None
         assert (rows(checkpoint) == before) is (end == "ABORT")
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import dagster as dg
 
-from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.evolved_roots import RENAME

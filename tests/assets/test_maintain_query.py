@@ -16,16 +16,17 @@ from statekeeper.assets.fleet_health import FleetFacts, last_clean, of_fleet
 from statekeeper.assets.partitions import REASON_TAG, STORE_SET
 from statekeeper.resources.fleet import FLEET_TAG
 from statekeeper.resources.worker import HOLDER_TAG, is_dead
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import health, lease
-from statekeeper.statestore.maintenance.audit import Finding, FindingKind, Severity
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.health import Health
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.upkeep.audit import Finding, FindingKind, Severity
+from statekeeper.statestore.maintenance.verbs import health
+from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.health import Health
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
 from tests.support.maintained_query import maintained_query

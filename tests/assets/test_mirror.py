@@ -13,9 +13,9 @@ from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.assets.schedules import mirror_queries
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.origin import Origin
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at

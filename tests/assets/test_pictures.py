@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from statekeeper.assets import pictures
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import audit, health, snapshot
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.health import Health
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance.upkeep import audit, snapshot
+from statekeeper.statestore.maintenance.verbs import health
+from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.health import Health
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 

@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import LOG
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dagster_runs import checks, shown
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
@@ -108,7 +108,7 @@ def test_an_incomplete_rescale_is_red_until_a_launch_completes_or_reverses_it(
     red = checks(result)["nothing_left_half_switched"]
     assert not red.passed
     assert "rescale flights --partitions 5 --apply --confirm-stopped" in (red.description or "")
-    assert switch_journal.open_journal(storage) is not None
+    assert rewrite_journal.open_journal(storage) is not None
     result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success
     assert checks(result)["nothing_left_half_switched"].passed

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
@@ -38,7 +38,7 @@ def test_a_launch_plans_and_keeps_the_files_only_if_told_to(
     assert result["bytes"] == plan["bytes"] > 0
     assert result["seconds"] > 0
     at(flights, open_storage(to), tmp_path / "job", 5).assert_right(tmp_path / "host")
-    assert [one.label for one in passes.savepoint.listed(flights.storage).labels] == ["march"]
+    assert [one.label for one in verbs.savepoint.listed(flights.storage).labels] == ["march"]
 
 
 def test_a_launch_keeps_the_rows(

@@ -21,9 +21,9 @@ from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_fail
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import HOLDER_TAG, Worker
-from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.records import lease
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.errors import ObjectMissing
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import ObjectMissing
 from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint

@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import main, tables
-from statekeeper.statestore.counts import counted
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from click.testing import Result
 
-from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.base.errors import LocalStateDamaged
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.state_rows import encode_values
 from statekeeper.statestore.format.types import spark_schema_json

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, RootHeld
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe, RootHeld
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import column

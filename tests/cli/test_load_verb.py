@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.storage import open_storage
 from tests.support.rescales import all_rows
 from tests.support.twins import clean, statekeeper

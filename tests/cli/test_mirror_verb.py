@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.errors import MirrorStarted
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import MirrorStarted
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.origin import Origin
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import maintained_query

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.maintenance.commands import with_name
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.keyed_roots import KeyedRoot

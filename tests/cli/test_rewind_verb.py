@@ -11,7 +11,7 @@ import deltalake
 import pyarrow as pa
 from click.testing import CliRunner, Result
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.storage import open_storage

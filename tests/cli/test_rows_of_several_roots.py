@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.base.errors import VersionNotLoadable
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run

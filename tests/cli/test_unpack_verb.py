@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import CorruptFile
 from statekeeper.statestore.format import batch_log, names
-from statekeeper.statestore.query_metrics import QueryMetrics
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
 from tests.support.stores import overwrite

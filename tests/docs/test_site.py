@@ -23,13 +23,13 @@ import statekeeper.pipelines
 import statekeeper.statestore
 from statekeeper.assets.checks import check_of
 from statekeeper.assets.definitions import build
+from statekeeper.statestore.base.durations import parse_duration
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.cli.common import RenamedOption
-from statekeeper.statestore.durations import parse_duration
-from statekeeper.statestore.errors import StatekeeperError
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import config
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
+from statekeeper.statestore.maintenance.verbs import config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -157,7 +157,7 @@ def test_each_error_is_listed_with_its_code_and_exit_code(site: Path, generate: 
     kinds = list(generate.error_classes())
     assert len(kinds) > 30
     for kind in kinds:
-        assert f"statekeeper.statestore.errors.{kind.__name__}" in page.anchors
+        assert f"statekeeper.statestore.base.errors.{kind.__name__}" in page.anchors
         assert f"{kind.code}, exit code {kind.exit_code}" in page.text
 
 

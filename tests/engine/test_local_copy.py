@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import LocalStateDamaged
+from statekeeper.statestore.checkpoint.lineage import LocalCopy
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.lineage import LocalCopy
+from statekeeper.statestore.store.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 ID = "6ad1c2f0-1111-4222-8333-444455556666"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.engine.key_range import range_of
-from statekeeper.statestore.engine.pending_changes import PendingChanges
+from statekeeper.statestore.store.engine.pending_changes import PendingChanges
+from statekeeper.statestore.store.engine.rocks import range_of
 
 keys = st.binary(max_size=2)
 batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=12)

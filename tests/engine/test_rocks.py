@@ -14,10 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.engine.key_range import FIRST_RESERVED_KEY
-from statekeeper.statestore.engine.local_errors import translated
-from statekeeper.statestore.engine.rocks import SCAN_BATCH_ROWS, Database, EngineLimits
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     LocalDiskFull,
     LocalStateDamaged,
@@ -26,8 +23,15 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     UnsupportedType,
 )
+from statekeeper.statestore.checkpoint.lineage import LocalCopy
 from statekeeper.statestore.format.names import EMPTY, VersionId
-from statekeeper.statestore.lineage import LocalCopy
+from statekeeper.statestore.store.engine.rocks import (
+    FIRST_RESERVED_KEY,
+    SCAN_BATCH_ROWS,
+    Database,
+    EngineLimits,
+    translated,
+)
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)
 IDS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(100)]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.engine.sweep import IN_USE_SECONDS, Reason, SweepLimits, sweep, sweep_when_due
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.checkpoint.lineage import LocalCopy
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.lineage import LocalCopy
+from statekeeper.statestore.store.engine.local_copy import LEFTOVER_SECONDS, LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.engine.sweep import IN_USE_SECONDS, Reason, SweepLimits, sweep, sweep_when_due
 
 NOW = 1_700_000_000.0
 DAY = 24 * 60 * 60

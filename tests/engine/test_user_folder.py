@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import EngineLimits
-from statekeeper.statestore.engine.user_folder import user_folder
-from statekeeper.statestore.errors import LocalStateError
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import LocalStateError
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.engine.scratch import user_folder
 from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, public_folder, umask
 
 

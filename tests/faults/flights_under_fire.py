@@ -23,11 +23,11 @@ import pyarrow as pa
 from rich.console import Console
 
 from statekeeper.pipelines import LogLayout, Writer
+from statekeeper.pipelines.batch.progress import BatchReport, Outcome, Phase
 from statekeeper.pipelines.flights import departures
 from statekeeper.pipelines.flights.feeder import Feeder
 from statekeeper.pipelines.flights.job import Places, run, start_query
-from statekeeper.pipelines.progress import BatchReport, Outcome, Phase
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError
 from tests.faults.kill_points import Point, Shot
 from tests.support.processes import any_lock_is_held, in_session, jvms, kill, python_workers
 

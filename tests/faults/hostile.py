@@ -27,9 +27,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.format.java_io import utf
 from statekeeper.statestore.format.operators import encode_schema
-from statekeeper.statestore.redaction import printable
 from tests.faults.fuzz import dispatch
 from tests.faults.fuzz.files import copy_tree, fingerprint
 from tests.faults.fuzz.roots import Stage, made

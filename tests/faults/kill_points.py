@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from statekeeper.pipelines.progress import Outcome
+from statekeeper.pipelines.batch.progress import Outcome
 
 
 class Point(Enum):

@@ -32,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 from statekeeper.pipelines import LogLayout
+from statekeeper.pipelines.batch.progress import Outcome
 from statekeeper.pipelines.flights.job import Places
-from statekeeper.pipelines.progress import Outcome
-from statekeeper.statestore.errors import SparkDied
+from statekeeper.statestore.base.errors import SparkDied
 from tests.faults.disk_plot import draw
 from tests.faults.flights_under_fire import changelogs, commits_of_sinks
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore.errors import NotACheckpoint, RootHeld
+from statekeeper.statestore.base.errors import NotACheckpoint, RootHeld
 from statekeeper.statestore.format import names
 from tests.support.processes import in_session, kill
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.catalog import StoreFiles
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.batch_log import BatchLog
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statekeeper.statestore.maintenance.retention import RetentionPlan
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from tests.support.memory import MemoryStorage
 
 

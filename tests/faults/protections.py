@@ -8,28 +8,29 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from unittest import mock
 
-from statekeeper.statestore.chain import Chain
+from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance import announcements
-from statekeeper.statestore.maintenance.retention import (
+from statekeeper.statestore.maintenance.records import announcements
+from statekeeper.statestore.maintenance.upkeep.retention import (
     Deleted,
     DeletionOutcome,
     RetentionPolicy,
     Rule,
     StoreVerdicts,
-    facts,
+    model,
 )
-from statekeeper.statestore.maintenance.retention.execute import MayDelete
-from statekeeper.statestore.maintenance.retention.facts import BatchLogFile
-from statekeeper.statestore.maintenance.retention.plan import Judge
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
-from statekeeper.statestore.maintenance.verification import Reads
+from statekeeper.statestore.maintenance.upkeep.retention.execute import MayDelete
+from statekeeper.statestore.maintenance.upkeep.retention.model import BatchLogFile
+from statekeeper.statestore.maintenance.upkeep.retention.plan import Judge
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.upkeep.verification import Reads
 from statekeeper.statestore.storage import Entry, Storage
 from tests.faults.weather import Weather
 
 # The packages export functions of the same names.
 gathering, planning, deleting = (
-    import_module(f"statekeeper.statestore.maintenance.retention.{module}") for module in ("gather", "plan", "execute")
+    import_module(f"statekeeper.statestore.maintenance.upkeep.retention.{module}")
+    for module in ("gather", "plan", "execute")
 )
 
 
@@ -97,7 +98,7 @@ def _wanted_whatever_loads(chains: Iterable[Chain], wanted: int) -> int | None:
 
 def _floor_rises() -> AbstractContextManager[object]:
     patched = ExitStack()
-    for module in (gathering, facts):
+    for module in (gathering, model):
         patched.enter_context(mock.patch.object(module, "common_floor", _wanted_whatever_loads))
     return patched
 

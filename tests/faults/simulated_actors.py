@@ -8,15 +8,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import StatekeeperError, StorageError
+from statekeeper.statestore.base.errors import StatekeeperError, StorageError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
-from statekeeper.statestore.maintenance import lease, records, retention, runs, snapshot
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.verbs import as_json, runs
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store import BatchLogPart, StateStore
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore
 from tests.faults.promises import Lost
 from tests.faults.simulated_world import UnderWay, World
 from tests.faults.turns import Actor, VirtualClock
@@ -233,7 +235,7 @@ class Maintainer:
         world = self._world
         planned = snapshot.plan(snapshot.gather(storage), world.weather.snapshots)
         run = world.ids.fresh()
-        with runs.recorded(storage, "snapshot", run, map(records.of_action, planned.take), self._clock):
+        with runs.recorded(storage, "snapshot", run, map(as_json.of_action, planned.take), self._clock):
             for action in planned.take:
                 try:
                     snapshot.execute(storage, action, scratch=self._scratch, clock=self._clock, ids=world.ids)
@@ -258,7 +260,7 @@ class Maintainer:
         with ExitStack() as stack:
             with world.counted(UnderWay.PLANNED):
                 held = stack.enter_context(lease.held(storage, "gc", run=run, holder=self._name, clock=self._clock))
-                plan = records.of_retention_plan(planned)
+                plan = as_json.of_retention_plan(planned)
                 done = stack.enter_context(runs.recorded(storage, "gc", run, plan, self._clock))
             if gathered.since is None:
                 world.promises.make(planned, floor, is_alone=was_alone and this_run == world.runs_begun)
@@ -267,7 +269,7 @@ class Maintainer:
                 world.promises.make(planned, planned.floor, is_alone=False)
             with world.counted(UnderWay.DELETING):
                 steps = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock, workers=1))
-            done += map(records.of_deleted, steps)
+            done += map(as_json.of_deleted, steps)
             retention.remember(storage, gathered, planned, steps)
         world.counts.what["retention runs"] += 1
         world.counts.what["retention runs over what is due"] += gathered.since is not None

@@ -6,13 +6,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import EMPTY, StorePath
-from statekeeper.statestore.maintenance import lease, retention, snapshot
-from statekeeper.statestore.maintenance.announcements import LIFE_SECONDS
-from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPlan
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.records.announcements import LIFE_SECONDS
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPlan
 from tests.faults.promises import Lost, Untidy
 from tests.faults.simulated_actors import require_right
 from tests.faults.simulated_world import World

@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import EngineLimits
-from statekeeper.statestore.errors import StatekeeperError, StorageError
+from statekeeper.statestore.base.errors import StatekeeperError, StorageError
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
-from statekeeper.statestore.loading.loader import Loader
 from statekeeper.statestore.storage import Created, Kind, Storage
 from statekeeper.statestore.storage.batch_logs import LoggedStorage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.loading.loader import Loader
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress, StoreLimits
 from tests.faults.promises import Promises
 from tests.faults.turns import Actor, SeededIds, Turns, VirtualClock
 from tests.faults.weather import Counts, Weather

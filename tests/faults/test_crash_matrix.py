@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import digests
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.checkpoint import digests
 from statekeeper.statestore.format.names import StoreFileKind, VersionId, parse_store_file
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.root import Done, Pending, StateRoot
+from statekeeper.statestore.root.state_root import Done, Pending, StateRoot
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from statekeeper.statestore.storage.batch_logs import LoggedStorage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import column
 from tests.support.roots import IDS, QUERY, outer, wanted

@@ -15,22 +15,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.initial_rows import InitialColumns, InitialRows
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.partition_group import PartitionGroup
-from statekeeper.pipelines.partitioning import Partitioning
-from statekeeper.pipelines.reports import PartitionReport, initial_digest
-from statekeeper.statestore import catalog
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.rows_digest import RowsDigest
-from statekeeper.statestore.errors import StorageError, WrongInitial
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.task.initial_rows import InitialColumns, InitialRows
+from statekeeper.pipelines.task.partition_group import PartitionGroup
+from statekeeper.pipelines.task.partitioning import Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, initial_digest
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StorageError, WrongInitial
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.names import DEFAULT_STORE, EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.state_rows import decode_keys, decode_values
-from statekeeper.statestore.root import Done, Pending, StateRoot
+from statekeeper.statestore.root.state_root import Done, Pending, StateRoot
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.rows_digest import RowsDigest
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.roots import IDS, QUERY, outer, wanted
 

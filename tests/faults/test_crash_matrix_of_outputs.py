@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.completion import complete
-from statekeeper.pipelines.data_files import DataFile
-from statekeeper.pipelines.outputs import Computed, Files, Outputs
-from statekeeper.pipelines.sinks import Attempt, NoSink, Sink
-from statekeeper.statestore.engine.rows_digest import RowsDigest
-from statekeeper.statestore.errors import BatchConflict, SinkConflict, WrongResult
+from statekeeper.pipelines.batch.completion import complete
+from statekeeper.pipelines.batch.outputs import Computed, Files, Outputs
+from statekeeper.pipelines.sinks.data_files import DataFile
+from statekeeper.pipelines.sinks.sink import Attempt, NoSink, Sink
+from statekeeper.statestore.base.errors import BatchConflict, SinkConflict, WrongResult
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.root import Done, Pending
+from statekeeper.statestore.root.state_root import Done, Pending
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.store.engine.rows_digest import RowsDigest
 from tests.support.faulty_storage import SimulatedCrash
 from tests.support.roots import IDS, QUERY, fresh_ids, opened, outer
 

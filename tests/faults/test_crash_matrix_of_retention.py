@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, retention, runs, snapshot
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

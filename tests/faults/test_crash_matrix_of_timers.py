@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.statestore.errors import StorageError
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.storage.batch_logs import LoggedStorage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import ObjectMissing, StorageError
+from statekeeper.statestore.base.errors import ObjectMissing, StorageError
 from statekeeper.statestore.storage import TEMP_FOLDER, Created, Kind, Storage
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.batch.progress import Phase
 from tests.faults.flights_under_fire import AT_ONCE, SOMEWHERE_IN
 from tests.faults.kill_points import Point, Shot, shots
 from tests.support.processes import in_session, kill

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Phase
+from statekeeper.pipelines.batch.progress import Phase
 from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, Job, command_of, in_a_process, variant
 from tests.support.processes import in_session, kill

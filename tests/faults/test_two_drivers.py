@@ -16,8 +16,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, ONE_JOB, V2, Job, command_of, variant
 from tests.support.processes import in_session, kill

@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from statekeeper.statestore.maintenance.announcements import DELETES_FOR_SECONDS, LIFE_SECONDS
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.records.announcements import DELETES_FOR_SECONDS, LIFE_SECONDS
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
 
 
 @dataclass(frozen=True)

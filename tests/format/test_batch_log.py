@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.format import batch_log, names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from tests.support.damage import flips, prefixes, value_or_error

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     LineageCeiling,
     RecordTooLarge,
@@ -23,8 +23,15 @@ from statekeeper.statestore.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.format import changelog, compression
-from statekeeper.statestore.format.changelog import Header, Kind, read_changelog, read_header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter, lineage_bytes, lineage_json
+from statekeeper.statestore.format.changelog import (
+    ChangelogWriter,
+    Header,
+    Kind,
+    lineage_bytes,
+    lineage_json,
+    read_changelog,
+    read_header,
+)
 from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statekeeper.statestore.format.names import VersionId
 from tests.support.changelogs import Records, packed, written
@@ -319,7 +326,7 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     script = textwrap.dedent("""
         import io, resource, pyarrow as pa
         from statekeeper.statestore.format.changelog import Header, read_changelog
-        from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+        from statekeeper.statestore.format.changelog import ChangelogWriter
         sink = io.BytesIO()
         writer = ChangelogWriter(sink, Header(()))
         for number in range(4000):

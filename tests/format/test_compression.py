@@ -19,7 +19,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
 from statekeeper.statestore.format.changelog import Header, read_changelog, read_header
 from statekeeper.statestore.format.compression import BlockWriter, blocks
 from statekeeper.statestore.format.unsafe_row import decode_rows

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.families import Family, KeyEncoder, parse_families, plain_family, undescribed_prefix
 from statekeeper.statestore.format.family_rows import decode_keys, decode_rows_of, family_id
 from statekeeper.statestore.format.java_io import utf

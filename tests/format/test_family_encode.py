@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import OpenStore, Pairs, contents_at, layout, opened
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents.rows import OpenStore, Pairs, contents_at, layout, opened
 from statekeeper.statestore.format.families import Family, KeyEncoder
 from statekeeper.statestore.format.family_encode import encode_keys, encode_values
 from statekeeper.statestore.format.family_rows import decode_keys, decode_rows_of

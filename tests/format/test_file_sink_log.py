@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statekeeper.statestore.format.file_sink import (
     LOG,
     LogEntry,

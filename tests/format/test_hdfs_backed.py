@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, RecordTooLarge, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, RecordTooLarge, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.format import changelog, compression, hdfs_backed
 from statekeeper.statestore.format.unsafe_row import decode_rows
 from tests.support.changelogs import Records, packed

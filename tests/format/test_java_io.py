@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
 from tests.support.damage import value_or_error
 

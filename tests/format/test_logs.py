@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.format.logs import (
     CommitLog,
     OffsetLog,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.base.errors import UnsupportedType
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from tests.support.typed_tables import floats_of_bits
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.format import names, names_in_spark
+from statekeeper.statestore.format import names, sparks
 from statekeeper.statestore.format.names import StoreFile, StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 
@@ -109,9 +109,9 @@ def test_invalid_ids_are_rejected(text: str) -> None:
 def test_names_that_break_loads_or_cleanup_of_spark_4_2_are_recognized(
     name: str, stops_loads: bool, stops_cleanup: bool, counted_as: int | None
 ) -> None:
-    assert names_in_spark.stops_loads(name) == stops_loads
-    assert names_in_spark.stops_cleanup(name) == stops_cleanup
-    assert names_in_spark.counted_as(name) == counted_as
+    assert sparks.stops_loads(name) == stops_loads
+    assert sparks.stops_cleanup(name) == stops_cleanup
+    assert sparks.counted_as(name) == counted_as
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_names_that_break_loads_or_cleanup_of_spark_4_2_are_recognized(
 def test_names_that_break_sparks_default_provider_are_recognized(
     name: str, stops_loads: bool, stops_cleanup: bool
 ) -> None:
-    assert names_in_spark.stops_loads(name, Provider.HDFS_BACKED) == stops_loads
-    assert names_in_spark.stops_cleanup(name, Provider.HDFS_BACKED) == stops_cleanup
-    assert names_in_spark.counted_as(name, Provider.HDFS_BACKED) is None
+    assert sparks.stops_loads(name, Provider.HDFS_BACKED) == stops_loads
+    assert sparks.stops_cleanup(name, Provider.HDFS_BACKED) == stops_cleanup
+    assert sparks.counted_as(name, Provider.HDFS_BACKED) is None
 
 
 @pytest.mark.parametrize(

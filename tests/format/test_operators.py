@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.java_io import utf
 from statekeeper.statestore.format.operators import (
     OperatorMetadata,

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe, UnknownPartitioning
+from statekeeper.statestore.base.errors import CorruptFile, RefusedAsUnsafe, UnknownPartitioning
 from statekeeper.statestore.format.families import Family, KeyEncoder
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath

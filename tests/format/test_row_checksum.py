@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.changelog import Changes, Kind, read_changelog
 from statekeeper.statestore.format.java_io import utf
 from statekeeper.statestore.format.row_checksum import verified

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import (
     MAX_UNPACKED_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rocksdict import BlockBasedOptions, ChecksumType, DBCompressionType, Options, SstFileWriter
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.table import FOOTER_BYTES, NotVerified, require_whole
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "checkpoints"

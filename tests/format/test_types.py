@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile, UnsupportedType
+from statekeeper.statestore.base.errors import CorruptFile, UnsupportedType
 from statekeeper.statestore.format.types import arrow_schema, check_supported, spark_schema_json
 
 ALL = pa.schema(

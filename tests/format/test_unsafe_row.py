@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.errors import CorruptFile, SchemaMismatch, UnsupportedType
+from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch, UnsupportedType
 from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 from tests.support.typed_tables import (
     FLOATS,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from statekeeper.statestore.maintenance.audit import Audit
+from statekeeper.statestore.maintenance.upkeep.audit import Audit
 
 _CLASSES: tuple[tuple[str, str], ...] = (
     ("commit", r"commits/[0-9]+"),

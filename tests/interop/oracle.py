@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.session import spark_session
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import audit
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import open_storage
 from tests.fixtures.write_checkpoints import FOLDER as FIXTURES
 from tests.fixtures.write_checkpoints import FORMS

@@ -23,10 +23,10 @@ from pathlib import Path
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.session import spark_session
-from statekeeper.statestore import catalog
-from statekeeper.statestore.chain import look_at_snapshot
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main as command
+from statekeeper.statestore.contents.chain import look_at_snapshot
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT, OPERATORS, STATE_STORE, NativeQuery, rows, views
 

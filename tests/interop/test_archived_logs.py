@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state

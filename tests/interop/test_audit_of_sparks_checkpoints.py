@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.support.streams import Stream
 

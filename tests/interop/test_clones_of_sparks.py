@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import DEFAULT_PROVIDER, HERE, ON_DEFAULT_PROVIDER, OPERATORS, NativeQuery, state

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.format.changelog import Kind, read_changelog
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery

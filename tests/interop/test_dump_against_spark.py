@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.engine.rocks import Database
+from statekeeper.statestore.store.engine.rocks import Database
 from tests.support.dumped import Row, dumped, expected, shown
 from tests.support.native import (
     DEFAULT_PROVIDER,

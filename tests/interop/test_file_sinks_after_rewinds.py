@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format.file_sink import INTERVAL_CONF, LOG
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage

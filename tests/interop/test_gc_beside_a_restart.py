@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import PreparedRetention, retention
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import PreparedRetention, retention
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import open_storage
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import OPERATORS, STATE_STORE, NativeQuery, state

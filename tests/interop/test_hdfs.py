@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
 from tests.support import remote_queries

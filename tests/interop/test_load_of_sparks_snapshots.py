@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.state_rows import decode_values
-from statekeeper.statestore.lineage import BaseKind
 from statekeeper.statestore.storage import open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 from tests.support.streams import Stream
 
 pytestmark = pytest.mark.spark

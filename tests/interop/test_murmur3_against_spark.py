@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.base.errors import UnsupportedType
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.types import spark_schema_json
 from tests.support.typed_tables import INTEGERS, floats_of_bits, nested_floats, values

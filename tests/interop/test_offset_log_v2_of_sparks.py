@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.logs import parse_offsets
 from statekeeper.statestore.format.structure import Structure

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.maintenance.audit import FindingKind, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.interop.oracle import CLEAN, FINDING, Oracle, asked, table
 from tests.support.native import FORMAT, OPERATORS, NativeQuery, state

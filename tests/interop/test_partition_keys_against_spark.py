@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import Contents, contents_at, layout, opened
-from statekeeper.statestore.errors import UnknownPartitioning
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import UnknownPartitioning
+from statekeeper.statestore.contents.rows import Contents, contents_at, layout, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.partition_keys import PartitionColumns, key_hashes, require_partition
 from statekeeper.statestore.storage import open_storage

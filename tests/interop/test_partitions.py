@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped, expected, shown
 from tests.support.native import FORMAT, OPERATORS, NativeQuery, state, views_as_json

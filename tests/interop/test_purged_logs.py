@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import ENVIRONMENTS, MINORS, RemoteQuery, Sparks

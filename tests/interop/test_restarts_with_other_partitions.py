@@ -13,12 +13,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.logs import parse_offsets
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import OPERATORS, NativeQuery, state
 from tests.support.twins import SHUFFLE_PARTITIONS, clean, rescale, statekeeper, switch, without

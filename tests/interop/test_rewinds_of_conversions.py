@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format.structure import Structure
 from tests.support import remote_queries
 from tests.support.native import FORMAT, OPERATORS

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.savepoints import Tables
+from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import expected, shown
 from tests.support.native import HERE, OPERATORS, NativeQuery, views_as_json

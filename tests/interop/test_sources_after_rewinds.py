@@ -16,8 +16,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewind.sources import kafka
-from statekeeper.statestore.maintenance.rewind.sources.data import KafkaOffsets
+from statekeeper.statestore.maintenance.rollback.rewind.sources import kafka
+from statekeeper.statestore.maintenance.rollback.rewind.sources.data import KafkaOffsets
 from tests.support.commands import statekeeper
 from tests.support.kafka_server import KafkaServer
 from tests.support.native import ONLY_CHANGELOGS, configured

@@ -11,10 +11,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.lineage import BaseKind
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.lineage import BaseKind
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy, Taken, execute, gather, plan
 from statekeeper.statestore.storage import open_storage
 from tests.support.streams import Stream
 

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from statekeeper.pipelines import DeltaSink, NoSink
 from statekeeper.pipelines.flights import departures as source
 from statekeeper.pipelines.flights import job
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from tests.support import flights_in_pandas
 from tests.support.sparks_reader import state_frame
 from tests.support.streams import Stream

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.compression import blocks
-from statekeeper.statestore.loading.changelogs import readable
+from statekeeper.statestore.store.loading.changelogs import readable
 
 pytestmark = pytest.mark.spark
 

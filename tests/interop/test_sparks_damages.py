@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance.audit import Audit, Finding, FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
 from tests.support.twins import statekeeper

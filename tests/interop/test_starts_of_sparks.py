@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.maintenance.audit import Severity, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.interop.oracle import FAILS, OTHER, Twin
 from tests.support.damage import LOST_LOGS, REPAIRED, deleted

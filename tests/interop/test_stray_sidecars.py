@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
 from tests.support.twins import statekeeper, take_snapshots

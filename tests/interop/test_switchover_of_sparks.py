@@ -12,11 +12,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, runs, switchover
-from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import LocalStateDamaged
+from statekeeper.statestore.base.errors import LocalStateDamaged
 from statekeeper.statestore.format.names import EMPTY
-from statekeeper.statestore.loading.changelogs import Changelogs
-from statekeeper.statestore.loading.loader import AHEAD
 from statekeeper.statestore.storage import open_storage
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.loading.changelogs import Changelogs
+from statekeeper.statestore.store.loading.loader import AHEAD
+from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.hosts import STORE, Changes, History, Host, State, changed, column
 
 TABLES_TO_MERGE = 8

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import VersionNotLoadable
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import EngineLimits
-from statekeeper.statestore.errors import VersionNotLoadable
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.loading.loaded import Restored
-from statekeeper.statestore.loading.loader import Loader
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.loading.loaded import Restored
+from statekeeper.statestore.store.loading.loader import Loader
 from tests.support.checkpoints import Checkpoint
 from tests.support.switching import abort, contents, is_right, structure_of, switch, take_snapshots
 

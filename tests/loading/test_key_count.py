@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.loading.key_count import KeyCount
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.loading.replay import KeyCount
 from tests.support.changelogs import Records, changes_of, one_by_one
 
 LIMITS = EngineLimits(block_cache_bytes=1024 * 1024)

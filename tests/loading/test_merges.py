@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
 from statekeeper.statestore.format import compression
 from statekeeper.statestore.format.changelog import Changes, Kind, read_changelog
 from statekeeper.statestore.format.java_io import utf
-from statekeeper.statestore.loading.merges import OrderedWindow
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.loading.replay import OrderedWindow
 
 Record = tuple[Kind, bytes, bytes | None]
 BEFORE = {b"a": b"1", b"b": b"", b"c": b"3", b"d": b"4"}

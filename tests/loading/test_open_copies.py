@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import BaseKind
-from statekeeper.statestore.loading.open_copies import UNUSED_SECONDS, OpenCopies
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.store.loading.open_copies import UNUSED_SECONDS, OpenCopies
 from tests.support.clocks import SleeplessClock
 from tests.support.hosts import Changes, History, Host, changed, column
 
@@ -46,7 +46,7 @@ def test_the_load_after_a_commit_reads_no_changelog_and_opens_no_database(
 ) -> None:
     history = History()
     history.grow(host, 1)
-    monkeypatch.delattr("statekeeper.statestore.engine.rocks.Database.open_read_only")
+    monkeypatch.delattr("statekeeper.statestore.store.engine.rocks.Database.open_read_only")
     monkeypatch.delattr("statekeeper.statestore.format.records.read_changelog")
     history.grow(host, 5)
     with host.load(history.head) as store:

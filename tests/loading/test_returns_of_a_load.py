@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-import statekeeper.statestore.loading
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.rocks import Database
+import statekeeper.statestore.store.loading
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format.names import EMPTY, VersionId
-from statekeeper.statestore.lineage import BaseKind
 from statekeeper.statestore.storage import open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.engine.rocks import Database
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 from tests.support.checkpoints import Checkpoint
 from tests.support.switching import take_snapshots
 
 MOST_RETURNS = 10
-FOLDER = str(Path(statekeeper.statestore.loading.__file__).parent)
+FOLDER = str(Path(statekeeper.statestore.store.loading.__file__).parent)
 
 
 def carries(value: object) -> bool:
@@ -34,7 +34,7 @@ def carries(value: object) -> bool:
     if isinstance(value, tuple | list | set | frozenset):
         return any(map(carries, value))
     if dataclasses.is_dataclass(value):
-        is_of_load = type(value).__module__.startswith("statekeeper.statestore.loading.")
+        is_of_load = type(value).__module__.startswith("statekeeper.statestore.store.loading.")
         return is_of_load or any(carries(getattr(value, one.name)) for one in dataclasses.fields(value))
     return False
 

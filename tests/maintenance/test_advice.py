@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import snapshot
-from statekeeper.statestore.maintenance.advice import Advice, advice
-from statekeeper.statestore.maintenance.config import Mode
-from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.maintenance.records.history import History
+from statekeeper.statestore.maintenance.upkeep import snapshot
+from statekeeper.statestore.maintenance.verbs.advice import Advice, advice
+from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

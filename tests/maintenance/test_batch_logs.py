@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import CorruptFile, ObjectMissing, VersionNotLoadable
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log, names
-from statekeeper.statestore.maintenance import audit, lease, repair, retention, undo, unpack
-from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.copies import unpack
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rollback import repair, undo
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep.retention import (
+    Deleted,
+    DeletionOutcome,
+    RetentionPlan,
+    RetentionPolicy,
+    Rule,
+)
 from statekeeper.statestore.storage import Entry, Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.snapshots import take

@@ -20,14 +20,14 @@ from click.testing import CliRunner
 from statekeeper.assets.launches import for_launchpad
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore import catalog
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import with_name
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import StatekeeperError
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.commands import with_name
-from statekeeper.statestore.maintenance.evolution import parse_changes
-from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.rewrites.evolution import parse_changes
 from statekeeper.statestore.storage import open_storage
 from tests.support import edits, evolved_roots, loads
 from tests.support.entry_points import (
@@ -76,37 +76,35 @@ def changes(world: World) -> str:
 
 def of_rewrite(goal: Callable[[World], Any]) -> Plan:
     def plan(world: World) -> Sequence[StatekeeperError]:
-        return passes.rewrite.plan(world.storage, world.policies, goal(world), scratch=scratch(world)).refusals
+        return verbs.rewrite.plan(world.storage, world.policies, goal(world), scratch=scratch(world)).refusals
 
     return plan
 
 
 PYTHON: dict[str, Plan] = {
     "snapshot": lambda world: (
-        passes.snapshot.plan(world.storage, world.policies, clock=BY.clock, take_all=True).refusals
+        verbs.snapshot.plan(world.storage, world.policies, clock=BY.clock, take_all=True).refusals
     ),
-    "gc": lambda world: passes.retention.plan(world.storage, world.policies, clock=BY.clock).refusals,
+    "gc": lambda world: verbs.retention.plan(world.storage, world.policies, clock=BY.clock).refusals,
     "switch": lambda world: (
-        passes.switch.plan(world.storage, world.policies, Structure.V1, None, scratch=scratch(world)).refusals
+        verbs.switch.plan(world.storage, world.policies, Structure.V1, None, scratch=scratch(world)).refusals
     ),
     "rescale": of_rewrite(lambda world: Rescale(3)),
     "edit": lambda world: (
-        passes.edit.plan(world.storage, world.policies, edits.goal(k=KEY), BY, scratch=scratch(world)).refusals
+        verbs.edit.plan(world.storage, world.policies, edits.goal(k=KEY), BY, scratch=scratch(world)).refusals
     ),
     "load": of_rewrite(lambda world: loads.goal(open_storage(str(world.made / SAVEPOINT)))),
     "evolve": of_rewrite(lambda world: parse_changes(json.loads(evolved_roots.RENAME), "a file")),
     "rewind": lambda world: (
-        passes.rewind.plan(world.storage, world.policies, BY, newest(world) - 1, scratch=scratch(world)).refusals
+        verbs.rewind.plan(world.storage, world.policies, BY, newest(world) - 1, scratch=scratch(world)).refusals
     ),
-    "claim": lambda world: passes.claim.plan(world.storage, None, world.policies, BY, query_id=OWNER).refusals,
-    "clone": lambda world: (
-        passes.clone.plan(world.storage, open_storage(copied_to(world)), world.policies, BY).refusals
-    ),
+    "claim": lambda world: verbs.claim.plan(world.storage, None, world.policies, BY, query_id=OWNER).refusals,
+    "clone": lambda world: verbs.clone.plan(world.storage, open_storage(copied_to(world)), world.policies, BY).refusals,
     "mirror": lambda world: (
-        passes.mirror.plan(world.storage, open_storage(copied_to(world)), world.policies, BY).refusals
+        verbs.mirror.plan(world.storage, open_storage(copied_to(world)), world.policies, BY).refusals
     ),
     "savepoint": lambda world: (
-        passes.savepoint.plan_rows(world.storage, open_storage(copied_to(world)), BY, policies=world.policies).refusals
+        verbs.savepoint.plan_rows(world.storage, open_storage(copied_to(world)), BY, policies=world.policies).refusals
     ),
 }
 

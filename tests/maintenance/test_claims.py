@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statekeeper.statestore import binding, catalog
-from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     DestinationNotEmpty,
     ForeignRoot,
@@ -21,9 +19,12 @@ from statekeeper.statestore.errors import (
     RefusedAsUnsafe,
     StatekeeperError,
 )
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, outer
@@ -115,7 +116,7 @@ def test_a_second_claim_changes_nothing(query: Query, root: Storage, checkpoint:
     del query
     claimed(root, checkpoint)
     before = contents(root), contents(checkpoint)
-    assert passes.claim.plan(root, checkpoint, FULL, MAINTAINER).plan.is_done
+    assert verbs.claim.plan(root, checkpoint, FULL, MAINTAINER).plan.is_done
     claimed(root, checkpoint)
     assert (contents(root), contents(checkpoint)) == before
 
@@ -258,9 +259,9 @@ def test_a_native_checkpoint_and_a_running_job_are_rejected(root: Storage, check
         claimed(root, checkpoint)
     other = open_storage(str(tmp_path / "own"))
     own(other, tmp_path / "own job")
-    prepared = passes.claim.plan(other, checkpoint, FULL, MAINTAINER)
+    prepared = verbs.claim.plan(other, checkpoint, FULL, MAINTAINER)
     with pytest.raises(RefusedAsUnsafe, match="may be running"):
-        passes.claim.execute(other, checkpoint, prepared, MAINTAINER, run=RandomIds().fresh(), stopped=False)
+        verbs.claim.execute(other, checkpoint, prepared, MAINTAINER, run=RandomIds().fresh(), stopped=False)
     assert checkpoint.list("") == []
 
 

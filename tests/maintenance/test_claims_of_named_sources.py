@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.storage import open_storage
 from tests.support.claims import claimed

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.durations import parse_duration
-from statekeeper.statestore.errors import BadConfiguration
-from statekeeper.statestore.maintenance.config import Configuration, Mode, Policies, load
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.base.durations import parse_duration
+from statekeeper.statestore.base.errors import BadConfiguration
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Policies, load
 from statekeeper.statestore.storage import StorageSpec
+from statekeeper.statestore.storage.query_metrics import Prices
 
 
 def written(folder: Path, text: str) -> Path:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.entry_points import (
@@ -41,37 +41,37 @@ BY = MAINTAINER
 
 
 def snapshot_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.snapshot.plan(world.storage, world.policies, clock=BY.clock)
-    passes.snapshot.execute(world.storage, prepared, BY, scratch=world.folder / "scratch")
+    prepared = verbs.snapshot.plan(world.storage, world.policies, clock=BY.clock)
+    verbs.snapshot.execute(world.storage, prepared, BY, scratch=world.folder / "scratch")
 
 
 def retention_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.retention.plan(world.storage, world.policies, clock=BY.clock)
-    passes.retention.execute(world.storage, prepared, BY)
+    prepared = verbs.retention.plan(world.storage, world.policies, clock=BY.clock)
+    verbs.retention.execute(world.storage, prepared, BY)
 
 
 def switch_by_python(world: World, *, stopped: bool) -> None:
     scratch = world.folder / "scratch"
-    prepared = passes.switch.plan(world.storage, world.policies, Structure.V1, None, scratch=scratch)
+    prepared = verbs.switch.plan(world.storage, world.policies, Structure.V1, None, scratch=scratch)
     run = BY.ids.fresh()
-    done = passes.switch.execute(world.storage, prepared, BY, lambda _: None, run=run, stopped=stopped, scratch=scratch)
+    done = verbs.switch.execute(world.storage, prepared, BY, lambda _: None, run=run, stopped=stopped, scratch=scratch)
     for refusal in done.plan.refusals:
         raise RefusedAsUnsafe(refusal)
 
 
 def abort_by_python(world: World, *, stopped: bool) -> None:
     run = BY.ids.fresh()
-    passes.switch.abort(world.storage, world.policies, BY, lambda _: None, run=run, stopped=stopped)
+    verbs.switch.abort(world.storage, world.policies, BY, lambda _: None, run=run, stopped=stopped)
 
 
 def repair_by_python(world: World, *, stopped: bool) -> None:
-    prepared = passes.repair.plan(world.storage, world.policies, None)
-    passes.repair.execute(world.storage, prepared, BY, run=BY.ids.fresh(), stopped=stopped)
+    prepared = verbs.repair.plan(world.storage, world.policies, None)
+    verbs.repair.execute(world.storage, prepared, BY, run=BY.ids.fresh(), stopped=stopped)
 
 
 def undo_by_python(world: World, *, stopped: bool) -> None:
     undone = repaired(world)
-    passes.repair.undo(world.storage, world.policies, undone, BY, run=BY.ids.fresh(), stopped=stopped)
+    verbs.repair.undo(world.storage, world.policies, undone, BY, run=BY.ids.fresh(), stopped=stopped)
 
 
 def repaired(world: World) -> str:
@@ -137,8 +137,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for log in (names.commits(11), names.offsets(11)):
             (folder / verb / log).unlink()
     storage = open_storage(str(folder / "undo"))
-    prepared = passes.repair.plan(storage, Policies(), None)
-    passes.repair.execute(storage, prepared, BY, run=BY.ids.fresh(), stopped=True)
+    prepared = verbs.repair.plan(storage, Policies(), None)
+    verbs.repair.execute(storage, prepared, BY, run=BY.ids.fresh(), stopped=True)
     return folder
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.evolution import parse_changes
-from statekeeper.statestore.maintenance.rewrites import Convert, Goal, Rescale
+from statekeeper.statestore.maintenance import verbs as passes
+from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, Rescale
+from statekeeper.statestore.maintenance.rewrites.evolution import parse_changes
 from statekeeper.statestore.storage import open_storage
-from statekeeper.statestore.switch_journal import RewriteKind
 from tests.support import edits, evolved_roots, loads, rescales
 from tests.support.clones import FULL
 from tests.support.entry_points import (

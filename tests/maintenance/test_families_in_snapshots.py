@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion, VersionNotLoadable
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy, Taken, execute, gather, plan
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy, Taken, execute, gather, plan
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.changelogs import changelog_with_families
 from tests.support.snapshots import publish_snapshot

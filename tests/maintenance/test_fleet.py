@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore.maintenance.config import Configuration, Parent, Policies, Root
-from statekeeper.statestore.maintenance.fleet import discover, forget_seconds
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Parent, Policies, Root
+from statekeeper.statestore.maintenance.verbs.fleet import discover, forget_seconds
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.s3_server import S3Server

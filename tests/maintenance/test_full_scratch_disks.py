@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.engine import scratch
-from statekeeper.statestore.errors import LocalDiskFull
-from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.base.errors import LocalDiskFull
+from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.store.engine import scratch
 from tests.faults.fuzz.roots import Stage, made
 from tests.support.commands import statekeeper
 from tests.support.mounts import fill, small_disk

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance import history
-from statekeeper.statestore.maintenance.history_records import (
+from statekeeper.statestore.maintenance.records import history
+from statekeeper.statestore.maintenance.records.history import (
     DeletedFiles,
     FailedRun,
     FailedSnapshot,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance import records, retention, runs, snapshot
-from statekeeper.statestore.maintenance.history import History
-from statekeeper.statestore.maintenance.history_records import PlannedSnapshot
-from statekeeper.statestore.maintenance.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
+from statekeeper.statestore.maintenance.records.history import History, PlannedSnapshot
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
+from statekeeper.statestore.maintenance.verbs import as_json, runs
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
@@ -37,7 +37,7 @@ def take_snapshots(storage: Storage, scratch: Path, *partitions: int) -> None:
     """Of the stores of some partitions, as `statekeeper snapshot` does."""
     plan = snapshot.plan(snapshot.gather(storage), snapshot.SnapshotPolicy(), take_all=True)
     chosen = [action for action in plan.take if action.store.partition in partitions]
-    with runs.recorded(storage, "snapshot", RandomIds().fresh(), map(records.of_action, chosen), CLOCK):
+    with runs.recorded(storage, "snapshot", RandomIds().fresh(), map(as_json.of_action, chosen), CLOCK):
         for action in chosen:
             snapshot.execute(storage, action, scratch=scratch, clock=CLOCK, ids=RandomIds())
 

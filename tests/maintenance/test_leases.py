@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, liveness, passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.records import lease as liveness
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Entry, Storage, open_storage
 from statekeeper.statestore.storage.base import Created, Location
 from statekeeper.statestore.storage.forwarding import ForwardingStorage
@@ -122,9 +124,9 @@ class World:
 
 
 def snapshot(world: World) -> None:
-    done = passes.snapshot.execute(
+    done = verbs.snapshot.execute(
         world.root,
-        passes.snapshot.plan(world.root, FULL, clock=world.clock, at_head=True, stopped=True),
+        verbs.snapshot.plan(world.root, FULL, clock=world.clock, at_head=True, stopped=True),
         world.by,
         workers=1,
         **world.how,
@@ -134,50 +136,50 @@ def snapshot(world: World) -> None:
 
 
 def retention(world: World) -> None:
-    prepared = passes.retention.plan(world.root, FULL, clock=world.clock)
-    passes.retention.execute(world.root, prepared, world.by, workers=1, **world.how)
+    prepared = verbs.retention.plan(world.root, FULL, clock=world.clock)
+    verbs.retention.execute(world.root, prepared, world.by, workers=1, **world.how)
 
 
 def switch(world: World) -> None:
-    prepared = passes.switch.plan(world.root, FULL, Structure.V1, None, workers=1, **world.how)
-    passes.switch.execute(
+    prepared = verbs.switch.plan(world.root, FULL, Structure.V1, None, workers=1, **world.how)
+    verbs.switch.execute(
         world.root, prepared, world.by, lambda _: None, run=world.by.ids.fresh(), stopped=True, workers=1, **world.how
     )
 
 
 def rescale(world: World) -> None:
-    prepared = passes.rewrite.plan(world.sparks, FULL, Rescale(3), **world.how)
-    passes.rewrite.execute(
+    prepared = verbs.rewrite.plan(world.sparks, FULL, Rescale(3), **world.how)
+    verbs.rewrite.execute(
         world.sparks, prepared, world.by, lambda _: None, run=world.by.ids.fresh(), stopped=True, workers=1, **world.how
     )
 
 
 def edit(world: World) -> None:
     goal = edits.goal(name="counter", day="0")
-    prepared = passes.edit.plan(world.root, FULL, goal, world.by, workers=1, **world.how)
-    passes.edit.execute(
+    prepared = verbs.edit.plan(world.root, FULL, goal, world.by, workers=1, **world.how)
+    verbs.edit.execute(
         world.root, prepared, world.by, lambda _: None, run=world.by.ids.fresh(), stopped=True, workers=1, **world.how
     )
 
 
 def rewind(world: World) -> None:
-    prepared = passes.rewind.plan(world.root, FULL, world.by, 5, **world.how)
-    passes.rewind.execute(world.root, prepared, world.by, run=world.by.ids.fresh(), stopped=True, **world.how)
+    prepared = verbs.rewind.plan(world.root, FULL, world.by, 5, **world.how)
+    verbs.rewind.execute(world.root, prepared, world.by, run=world.by.ids.fresh(), stopped=True, **world.how)
 
 
 def clone(world: World) -> None:
-    prepared = passes.clone.plan(world.root, world.empty, FULL, world.by)
-    passes.clone.execute(world.root, world.empty, prepared, world.by, **world.how)
+    prepared = verbs.clone.plan(world.root, world.empty, FULL, world.by)
+    verbs.clone.execute(world.root, world.empty, prepared, world.by, **world.how)
 
 
 def mirror(world: World) -> None:
-    prepared = passes.mirror.plan(world.root, world.empty, FULL, world.by)
-    passes.mirror.execute(world.root, world.empty, prepared, world.by, **world.how)
+    prepared = verbs.mirror.plan(world.root, world.empty, FULL, world.by)
+    verbs.mirror.execute(world.root, world.empty, prepared, world.by, **world.how)
 
 
 def savepoint(world: World) -> None:
-    prepared = passes.savepoint.plan_rows(world.root, world.empty, world.by)
-    passes.savepoint.execute_rows(world.root, world.empty, prepared, world.by, FULL, workers=1, **world.how)
+    prepared = verbs.savepoint.plan_rows(world.root, world.empty, world.by)
+    verbs.savepoint.execute_rows(world.root, world.empty, prepared, world.by, FULL, workers=1, **world.how)
 
 
 VERBS = (snapshot, retention, switch, rescale, edit, rewind, clone, mirror, savepoint)

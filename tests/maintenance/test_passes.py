@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, RefusedAsUnsafe
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import health, passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs import Maintainer, health
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 
@@ -32,8 +32,8 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return made
 
 
-def snapshots(storage: Storage, scratch: Path, policies: Policies = POLICIES) -> passes.SnapshotPass:
-    return passes.snapshot.unattended(storage, policies, BY, scratch=scratch / "scratch")
+def snapshots(storage: Storage, scratch: Path, policies: Policies = POLICIES) -> verbs.SnapshotPass:
+    return verbs.snapshot.unattended(storage, policies, BY, scratch=scratch / "scratch")
 
 
 def paths(storage: Storage) -> set[str]:
@@ -52,19 +52,19 @@ def test_a_pass_reports_the_reduction_of_restore_debt(tmp_path: Path) -> None:
 
 def test_an_unreadable_base_fails_the_unattended_run_without_deletions(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
-    prepared = passes.retention.plan(storage, POLICIES, clock=BY.clock)
+    prepared = verbs.retention.plan(storage, POLICIES, clock=BY.clock)
     bad = next(entry.path for entry in prepared.planned.reads[0].files if entry.path.endswith(".sst"))
     body = bytearray(storage.read(bad))
     body[5] ^= 0x20
     storage.replace(bad, bytes(body))
     before = {path for path in paths(storage) if path.startswith(names.STATE)}
     with pytest.raises(CorruptFile, match=r"a block at byte 0 .* that does not match its checksum") as failed:
-        passes.retention.unattended(storage, POLICIES, BY, scratch=tmp_path / "scratch")
+        verbs.retention.unattended(storage, POLICIES, BY, scratch=tmp_path / "scratch")
     assert bad in str(failed.value)
     assert "statekeeper repair ROOT --apply" in str(failed.value)
     assert {path for path in paths(storage) if path.startswith(names.STATE)} == before
     with pytest.raises(RefusedAsUnsafe, match=r"is corrupt \(read in full\)"):
-        passes.retention.unattended(storage, POLICIES, BY)
+        verbs.retention.unattended(storage, POLICIES, BY)
 
 
 def test_actions_that_the_mode_forbids_are_planned_and_not_executed(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_actions_that_the_mode_forbids_are_planned_and_not_executed(checkpoint: 
     before = paths(checkpoint.storage)
     done = snapshots(checkpoint.storage, tmp_path, replace(POLICIES, mode=Mode.OBSERVE))
     assert (len(done.plan.take), done.taken, done.mode) == (2, (), Mode.OBSERVE)
-    kept = passes.retention.unattended(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), BY)
+    kept = verbs.retention.unattended(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), BY)
     assert kept.planned.deletions
     assert kept.done == ()
     assert paths(checkpoint.storage) == before
 
 
 def test_planned_files_are_deleted_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    done = passes.retention.unattended(checkpoint.storage, POLICIES, BY)
+    done = verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert sum(step.files for step in done.done) == len(done.planned.deletions) > 0
     for batch in (6, 7, 8):
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
@@ -91,10 +91,10 @@ def test_with_any_damage_nothing_is_deleted_and_the_file_is_named(checkpoint: Ch
     checkpoint.storage.delete([broken])
     before = paths(checkpoint.storage)
     with pytest.raises(RefusedAsUnsafe, match=broken):
-        passes.retention.unattended(checkpoint.storage, POLICIES, BY)
+        verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert paths(checkpoint.storage) == before
     checkpoint.storage.create(broken, kept)
-    assert passes.retention.unattended(checkpoint.storage, POLICIES, BY).done
+    assert verbs.retention.unattended(checkpoint.storage, POLICIES, BY).done
 
 
 def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
@@ -102,7 +102,7 @@ def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
     assert (whole.version, whole.stores, whole.longest_tail, whole.errors, whole.worst) == (9, 2, 1, 0, None)
     assert 0 < whole.reclaimable_bytes < whole.bytes
     assert (whole.orphan_files, whole.orphan_bytes, whole.is_clean) == (0, 0, True)
-    done = passes.retention.unattended(checkpoint.storage, POLICIES, BY)
+    done = verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
     after = health.look(checkpoint.storage, POLICIES, clock=BY.clock)
     assert after.reclaimable_files == 0
     assert after.reclaimed_bytes == sum(step.size_bytes for step in done.done)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile
-from statekeeper.statestore.maintenance.pool import in_pool
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.workers import in_pool
 
 Ended = list[tuple[int, object]]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.origin import Origin
 from statekeeper.statestore.storage import open_storage
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.s3_server import S3Server

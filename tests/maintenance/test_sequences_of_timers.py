@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.statestore import catalog
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, open_storage

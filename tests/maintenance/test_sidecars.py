@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import audit, repair, retention, runs, snapshot
-from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind, Severity
-from statekeeper.statestore.maintenance.bad_snapshots import DeepRead
-from statekeeper.statestore.maintenance.repair import Quarantine, RepairReason
-from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SkipReason, SnapshotPolicy
+from statekeeper.statestore.maintenance.rollback import repair
+from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
+from statekeeper.statestore.maintenance.rollback.repair import Quarantine, RepairReason
+from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SkipReason, SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.structures import as_sparks

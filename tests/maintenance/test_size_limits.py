@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore import lineage_ceiling
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     BadConfiguration,
     CorruptFile,
     LineageCeiling,
@@ -20,6 +19,8 @@ from statekeeper.statestore.errors import (
     UnsupportedType,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint import lineage as lineage_ceiling
+from statekeeper.statestore.checkpoint.lineage import MOST_REPLAYED
 from statekeeper.statestore.format import batch_log, limits, names, untrusted
 from statekeeper.statestore.format import snapshot as snapshots
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
@@ -27,11 +28,10 @@ from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.types import MOST_LEVELS, arrow_schema, spark_schema_json
-from statekeeper.statestore.lineage import MOST_REPLAYED
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import judge
-from statekeeper.statestore.maintenance.config import bytes_of_mib, load, with_options_of
-from statekeeper.statestore.maintenance.rewrites.hdfs_snapshots import NewFiles
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import NewFiles
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import judge
+from statekeeper.statestore.maintenance.verbs.config import bytes_of_mib, load, with_options_of
 from statekeeper.statestore.storage import SizeLimits, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run, statekeeper

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.history import History
-from statekeeper.statestore.maintenance.snapshot import (
+from statekeeper.statestore.maintenance.records.history import History
+from statekeeper.statestore.maintenance.upkeep.snapshot import (
     MEMORY_BYTES,
     REPLAY_BYTES_PER_SECOND,
     Published,
@@ -32,7 +32,6 @@ from statekeeper.statestore.maintenance.snapshot import (
     gather,
     plan,
 )
-from statekeeper.statestore.origin import Origin
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from statekeeper.statestore.checkpoint.lineage import BaseKind, LoadPlan
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.lineage import BaseKind, LoadPlan
-from statekeeper.statestore.maintenance.snapshot import (
+from statekeeper.statestore.maintenance.upkeep.snapshot import (
     SkipReason,
     SnapshotFacts,
     SnapshotPolicy,
@@ -14,7 +15,6 @@ from statekeeper.statestore.maintenance.snapshot import (
     StoreSnapshotFacts,
     plan,
 )
-from statekeeper.statestore.origin import Origin
 
 
 def facts(partition: int, tail: int, tail_bytes: int) -> StoreSnapshotFacts:

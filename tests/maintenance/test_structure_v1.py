@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog, contents
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import VersionNotLoadable
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.contents import rows as contents
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit, lease, retention, snapshot
-from statekeeper.statestore.maintenance.audit import AuditPolicy, FindingKind
-from statekeeper.statestore.maintenance.retention import RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan, RetentionPolicy, Rule
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 

@@ -9,19 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.rocks import Database
-from statekeeper.statestore.errors import CorruptFile, RefusedAsUnsafe, RootHeld
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, RefusedAsUnsafe, RootHeld
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StoreFile, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit, lease, retention, runs, switchover
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.switchover import Machine, Source, SwitchPhase, rewrite
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Source, SwitchPhase, rewrite
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.store.engine.rocks import Database
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault
 from tests.support.structures import without_ids

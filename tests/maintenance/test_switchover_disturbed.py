@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit, lease, passes, retention, runs, snapshot, switchover
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import Maintainer, runs
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
@@ -175,8 +178,8 @@ def test_an_own_root_with_a_started_batch_is_switched_after_confirmation(local: 
 
     def run(*, stopped: bool) -> None:
         scratch, told = tmp_path / "scratch", RandomIds().fresh()
-        prepared = passes.switch.plan(local, Policies(), Structure.V1, None, scratch=scratch)
-        passes.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
+        prepared = verbs.switch.plan(local, Policies(), Structure.V1, None, scratch=scratch)
+        verbs.switch.execute(local, prepared, by, silent, run=told, stopped=stopped, scratch=scratch)
 
     with pytest.raises(RefusedAsUnsafe, match="does not show whether it is idle or stopped"):
         run(stopped=False)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.commit_log import CommitLog
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.commit_log import CommitLog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit, retention, snapshot
-from statekeeper.statestore.maintenance.audit import AuditPolicy, commits
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, commits
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 

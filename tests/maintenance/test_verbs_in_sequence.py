@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, STATE_CONF, parse_offsets
-from statekeeper.statestore.maintenance import copies, rewind
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.copies import clones
+from statekeeper.statestore.maintenance.rollback import rewind
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
 from tests.support.commands import statekeeper
 from tests.support.damage import LOST_LOGS, REPAIRED, cut, deleted
@@ -260,7 +261,7 @@ def test_no_query_continues_after_a_batch_whose_offsets_were_rebuilt(tmp_path: P
     with pytest.raises(RefusedAsUnsafe, match="offsets/1: was written by a repair, with the positions of batch 2"):
         rewind.gather(storage, 1)
     with pytest.raises(RefusedAsUnsafe, match="offsets/1: was written by a repair, with the positions of batch 2"):
-        copies.gather(storage, copy, batch=1)
+        clones.gather(storage, copy, batch=1)
     [newest] = (checkpoint / "state/0/0").glob("3_*.changelog")
     newest.unlink()
     assert judge(gather(storage)).restart.batch == 0

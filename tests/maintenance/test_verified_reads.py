@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import retention, runs, snapshot
-from statekeeper.statestore.maintenance.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 

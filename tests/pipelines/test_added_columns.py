@@ -12,12 +12,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-import statekeeper.pipelines.delta_files
-from statekeeper.pipelines.operator import Update
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.sinks import DeltaSink, Writer
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import SchemaMismatch, StorageError
+import statekeeper.pipelines.sinks.delta_files
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import Update
+from statekeeper.pipelines.sinks.sink import DeltaSink, Writer
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import SchemaMismatch, StorageError
 from tests.support.adding_operator import OUTPUT, ROWS, add_up, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream
 from tests.support.task_files import SIMPLE, attempt, simple, written
@@ -129,9 +129,10 @@ def test_a_driver_that_dies_before_the_commit_adds_neither_column_nor_row(sink, 
 
 def test_only_the_first_batch_with_a_new_column_passes_the_driver(sink, monkeypatch):
     passed = []
-    added = statekeeper.pipelines.delta_files._add_with_new_columns
+    added = statekeeper.pipelines.sinks.delta_files._add_with_new_columns
     monkeypatch.setattr(
-        "statekeeper.pipelines.delta_files._add_with_new_columns", lambda *given: (passed.append(given), added(*given))
+        "statekeeper.pipelines.sinks.delta_files._add_with_new_columns",
+        lambda *given: (passed.append(given), added(*given)),
     )
     for batch in (1, 2, 3):
         written(sink, wider("a"), batch)

@@ -7,15 +7,15 @@ import shutil
 
 import pytest
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.pipelines.task import _worker_storage
-from statekeeper.statestore.attempts import metrics_at
-from statekeeper.statestore.binding import read_binding
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.work import _worker_storage
 from statekeeper.statestore.format import batch_log, names
 from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.root.attempts import metrics_at
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.store.engine.sweep import SweepLimits
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

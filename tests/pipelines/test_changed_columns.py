@@ -14,10 +14,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines import ColumnMapping, DeltaSink, Ttl, Update, planned_changes
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.operator import StatefulOperator
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.errors import ObjectMissing, SchemaMismatch
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import ObjectMissing, SchemaMismatch
 from statekeeper.statestore.format.structure import Structure
 from tests.support.adding_operator import OUTPUT, ROWS, STATE, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Outcome
-from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.pipelines.batch.progress import Outcome
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from tests.support.claimed_jobs import claimed_after_a_loss
 from tests.support.counting import Job
 from tests.support.twins import statekeeper

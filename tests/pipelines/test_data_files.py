@@ -18,10 +18,16 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from statekeeper.pipelines import DeltaSink
-from statekeeper.pipelines.file_statistics import FileStatistics
-from statekeeper.pipelines.sinks import Writer
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import BadConfiguration, SchemaMismatch, StorageError, UnsupportedTable, WrongResult
+from statekeeper.pipelines.sinks.data_files import FileStatistics
+from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import (
+    BadConfiguration,
+    SchemaMismatch,
+    StorageError,
+    UnsupportedTable,
+    WrongResult,
+)
 from tests.support.task_files import SIMPLE, attempt, simple, written
 
 UTC = dt.UTC

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from statekeeper.pipelines.delta_log import DeltaLog
+from statekeeper.pipelines.sinks.delta_log import DeltaLog
 
 APP = "statekeeper-a-query"
 

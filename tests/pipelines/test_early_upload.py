@@ -10,24 +10,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.batch_log import LogLayout, part_of
-from statekeeper.pipelines.operator import Pieces, StatefulOperator, Update
-from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
-from statekeeper.pipelines.progress import BatchReport, Outcome
-from statekeeper.pipelines.reports import PartitionReport, TaskReport
-from statekeeper.pipelines.task import Task, TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import TaskOutputs
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.batch.progress import BatchReport, Outcome
+from statekeeper.pipelines.operator.declaration import Pieces, StatefulOperator, Update
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.batch_log import LogLayout, part_of
+from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
+from statekeeper.pipelines.task.work import Task, TaskPlan, Worker
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.names import EMPTY, StorePath
 from statekeeper.statestore.format.state_rows import decode_values
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.query_metrics import QueryMetrics
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import TEMP_FOLDER, StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits
 from tests.support.s3_server import S3Server, Wire
 
 PART_BYTES = 64 * 1024

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import contents_at, layout, opened
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents.rows import contents_at, layout, opened
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.edits import Edit
+from statekeeper.statestore.maintenance.rewrites.edits import Edit
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.counting import RIGHT, Job, Watching, once, rows_of
 from tests.support.dumped import dumped

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.pipelines.emergency import (
+from statekeeper.pipelines.task.emergency import (
     BATCHES_TO_CEILING,
     EMERGENCY_CHANGELOGS,
     LONGEST_PAUSE_BATCHES,
     EmergencySnapshots,
 )
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import LineageCeiling, StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import LineageCeiling, StorageError
+from statekeeper.statestore.checkpoint.lineage import LINEAGE_STOP_BYTES, check_ceiling
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES, check_ceiling
 from statekeeper.statestore.storage import Created, Kind, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from statekeeper.pipelines.host import Host
-from statekeeper.statestore.errors import StorageError
-from statekeeper.statestore.lineage import BaseKind
+from statekeeper.pipelines.task.host import Host
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.storage import LocalStorage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Stream

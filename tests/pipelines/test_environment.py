@@ -72,11 +72,11 @@ FILL_THE_DISK = """
 import sys
 from pathlib import Path
 import pyarrow as pa
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import LocalDiskFull
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import LocalDiskFull
 from statekeeper.statestore.format.names import EMPTY, StorePath
 from statekeeper.statestore.storage import StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 
 small, roomy, incompressible = Path(sys.argv[1]), Path(sys.argv[2]), Path("/dev/urandom").open("rb")
 storage = open_storage(StorageSpec(str(roomy / "root")))

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import SchemaMismatch
 from tests.support.twins import statekeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

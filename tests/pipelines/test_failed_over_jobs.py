@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.statestore.errors import SinkChanged, StatekeeperError
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.statestore.base.errors import SinkChanged, StatekeeperError
 from tests.support.counting import Job, Watching
 from tests.support.twins import statekeeper
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from statekeeper.pipelines.flights import departures as source
 from statekeeper.pipelines.flights import facts as job
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 from tests.support import flights_in_pandas
 
 NEW_YEAR = datetime(2013, 1, 1, 12, tzinfo=UTC)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from statekeeper.pipelines.flights import departures as source
 from statekeeper.pipelines.flights.feeder import APP_ID, Feeder
-from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.statestore.base.errors import SchemaMismatch
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.pipelines.frames import to_pandas
-from statekeeper.pipelines.operator import Frames, Update
-from statekeeper.pipelines.results import as_table
-from statekeeper.statestore.errors import WrongResult
+from statekeeper.pipelines.operator.declaration import Frames, Update
+from statekeeper.pipelines.operator.frames import to_pandas
+from statekeeper.pipelines.task.results import as_table
+from statekeeper.statestore.base.errors import WrongResult
 from statekeeper.statestore.format.state_rows import encode_values
 from tests.support.partition_task import GIVEN, Task
 from tests.support.typed_tables import tables

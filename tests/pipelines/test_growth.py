@@ -10,9 +10,9 @@ import pytest
 from pyspark.accumulators import _accumulatorRegistry
 from pyspark.cloudpickle import dumps
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.progress import BatchReport
-from statekeeper.pipelines.reports import PartitionReport
+from statekeeper.pipelines.batch.progress import BatchReport
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.reports import PartitionReport
 from statekeeper.statestore.format.names import StorePath, VersionId
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream

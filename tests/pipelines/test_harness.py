@@ -12,9 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.harness import OperatorHarness
-from statekeeper.pipelines.operator import Frames, Pieces, StatefulOperator, Update
-from statekeeper.statestore.errors import (
+from statekeeper.pipelines.operator.declaration import Frames, Pieces, StatefulOperator, Update
+from statekeeper.pipelines.testing.harness import OperatorHarness
+from statekeeper.statestore.base.errors import (
     HotKey,
     SchemaMismatch,
     StatekeeperError,

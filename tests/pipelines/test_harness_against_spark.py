@@ -15,8 +15,8 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.harness import OperatorHarness
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.testing.harness import OperatorHarness
 from tests.support.streams import Stream
 
 # Spark's workers need not find this file.

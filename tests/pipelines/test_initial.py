@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.sinks import AtLeastOnceSink, Attempt, Writer
-from statekeeper.statestore.errors import SchemaMismatch, StatekeeperError, WrongInitial
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink, Attempt, Writer
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import SchemaMismatch, StatekeeperError, WrongInitial
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of

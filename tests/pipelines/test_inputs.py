@@ -16,13 +16,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from statekeeper.pipelines.harness import OperatorHarness
-from statekeeper.pipelines.inputs import given_streams
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.statestore.binding import bind, encode_binding, parse_binding, require_bindable
-from statekeeper.statestore.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.pipelines.startup.inputs import given_streams
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.testing.harness import OperatorHarness
+from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.root.binding import bind, encode_binding, parse_binding, require_bindable
 from statekeeper.statestore.storage import open_storage
 from tests.support import sparks_reader
 from tests.support.roots import IDS, wanted

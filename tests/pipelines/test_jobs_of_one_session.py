@@ -8,11 +8,11 @@ import pytest
 from pyspark.errors import IllegalArgumentException
 
 from statekeeper.pipelines import DeltaSink
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import Writer
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

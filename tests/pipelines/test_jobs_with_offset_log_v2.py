@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from statekeeper.pipelines.progress import Outcome
-from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.pipelines.batch.progress import Outcome
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
 from tests.support.claimed_jobs import claimed_after_a_loss

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.pipelines.known_snapshots import KnownSnapshots
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.pipelines.batch.snapshots import KnownSnapshots
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import lease
-from statekeeper.statestore.maintenance.history import History
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.records.history import History
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run

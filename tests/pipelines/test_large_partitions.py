@@ -12,10 +12,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.operator import Pieces, StatefulOperator, Update
-from statekeeper.pipelines.progress import BatchReport
-from statekeeper.pipelines.sinks import AtLeastOnceSink
-from statekeeper.statestore.errors import HotKey
+from statekeeper.pipelines.batch.progress import BatchReport
+from statekeeper.pipelines.operator.declaration import Pieces, StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
+from statekeeper.statestore.base.errors import HotKey
 from statekeeper.statestore.format.names import VersionId
 from tests.support.streams import Stream
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.s3_server import S3Server

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.support.counting import MERGING_AND_FILES, V2, Job, variant

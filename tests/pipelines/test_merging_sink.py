@@ -9,10 +9,16 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from statekeeper.pipelines.operator import Update
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.pipelines.sinks import Attempt, DeltaSink
-from statekeeper.statestore.errors import BadConfiguration, SchemaMismatch, SinkChanged, UnsupportedType, WrongResult
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.pipelines.operator.declaration import Update
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink
+from statekeeper.statestore.base.errors import (
+    BadConfiguration,
+    SchemaMismatch,
+    SinkChanged,
+    UnsupportedType,
+    WrongResult,
+)
 from tests.support.adding_operator import ROWS, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from statekeeper.pipelines import DeltaSink, NoSink
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.pipelines.sinks import Writer
-from statekeeper.statestore.errors import HotKey
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import HotKey
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

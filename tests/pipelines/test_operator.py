@@ -16,21 +16,17 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.operator import Frames, Pieces, StatefulOperator, Update
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.errors import (
-    HotKey,
-    LineageCeiling,
-    WrongResult,
-)
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import Frames, Pieces, StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import HotKey, LineageCeiling, WrongResult
+from statekeeper.statestore.checkpoint.lineage import LocalCopy
 from statekeeper.statestore.format.logs import parse_commit
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import LocalCopy
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 from tests.support.adding_operator import ROWS, STATE, add_up, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream, conf
 

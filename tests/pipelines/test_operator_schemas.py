@@ -12,15 +12,11 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StringType, StructType
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.statestore.errors import (
-    SchemaMismatch,
-    UnsupportedEnvironment,
-    UnsupportedType,
-)
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.pipelines.startup.query import start
+from statekeeper.statestore.base.errors import SchemaMismatch, UnsupportedEnvironment, UnsupportedType
 from tests.support.adding_operator import OUTPUT, STATE, add_up, adding, rows_of, totals_of, totals_table
 from tests.support.streams import Seen, Stream
 

@@ -11,19 +11,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines import (
-    AtLeastOnceSink,
-    DeltaSink,
-    NoSink,
-    OperatorHarness,
-    StatefulOperator,
-    Update,
-    preflight,
-)
-from statekeeper.pipelines.data_files import DataFile
-from statekeeper.pipelines.outputs import require_sinks
-from statekeeper.statestore.attempt_outputs import OutputRecord, SinkPosition
-from statekeeper.statestore.errors import (
+from statekeeper.pipelines import AtLeastOnceSink, DeltaSink, NoSink, OperatorHarness, StatefulOperator, Update
+from statekeeper.pipelines.batch.outputs import require_sinks
+from statekeeper.pipelines.sinks.data_files import DataFile
+from statekeeper.pipelines.startup import preflight
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     SchemaMismatch,
     UnsafeSink,
@@ -33,7 +25,8 @@ from statekeeper.statestore.errors import (
 )
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root import Pending
+from statekeeper.statestore.root.attempts import OutputRecord, SinkPosition
+from statekeeper.statestore.root.state_root import Pending
 from statekeeper.statestore.storage import open_storage
 from tests.support.adding_operator import OUTPUT, ROWS, STATE, adding, totals_of, totals_table
 from tests.support.roots import QUERY, fresh_ids, opened, outer

@@ -10,21 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.operator import Frames, Pieces, StatefulOperator, Update
-from statekeeper.pipelines.partitioning import GROUP_COLUMN, TOGETHER, Partitioning
-from statekeeper.pipelines.reports import PartitionReport, TaskReport
-from statekeeper.pipelines.task import Task, TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.operator.declaration import Frames, Pieces, StatefulOperator, Update
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, TOGETHER, Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TaskOutputs
+from statekeeper.pipelines.task.work import Task, TaskPlan, Worker
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.names import EMPTY, StorePath
 from statekeeper.statestore.format.state_rows import decode_keys, decode_values
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 KEY = pa.schema([("key", pa.int64())])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.pipelines.partitioning import Partitioning
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.errors import UnsupportedEnvironment
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.task.partitioning import Partitioning
+from statekeeper.statestore.base.errors import UnsupportedEnvironment
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

@@ -13,14 +13,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
-from statekeeper.pipelines.preflight import chosen_partitions, require_root, row_columns
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.pipelines.stored import store_schemas
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import (
+from statekeeper.pipelines.operator.declaration import Frames, StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.pipelines.startup.preflight import chosen_partitions, require_root, row_columns
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.task.stored import store_schemas
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import (
     ForeignRoot,
     OtherStructure,
     RootLost,
@@ -34,7 +33,8 @@ from statekeeper.statestore.errors import (
 )
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import StateRoot
 from statekeeper.statestore.storage import open_storage
 from tests.support.streams import conf
 

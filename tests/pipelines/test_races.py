@@ -22,20 +22,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.driver import BatchDriver
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.pipelines.reports import TaskReport
-from statekeeper.pipelines.sinks import AtLeastOnceSink
-from statekeeper.statestore.engine.user_folder import user_folder
-from statekeeper.statestore.errors import (
-    BaseIdMismatch,
-    BatchConflict,
-    ForeignBlock,
-    PartitionMissing,
-)
+from statekeeper.pipelines.batch.driver import BatchDriver
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.reports import TaskReport
+from statekeeper.statestore.base.errors import BaseIdMismatch, BatchConflict, ForeignBlock, PartitionMissing
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.store.engine.scratch import user_folder
 from tests.support import tasks
 from tests.support.counting import (
     INPUT,

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.harness import OperatorHarness, Result
+from statekeeper.pipelines.operator.times import TIMESTAMP, Ttl
 from statekeeper.pipelines.operators import first_rows, latest_rows, running_aggregates, sessions, windows
-from statekeeper.pipelines.times import TIMESTAMP, Ttl
-from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.pipelines.testing.harness import OperatorHarness, Result
+from statekeeper.statestore.base.errors import SchemaMismatch
 
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", TIMESTAMP)])
 AGGREGATES = {"n": ("count", None), "known": ("count", "value"), "total": ("sum", "value"), "top": ("max", "value")}

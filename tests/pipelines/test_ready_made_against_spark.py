@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.operator import StatefulOperator
+from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.operators import (
     first_rows,
     running_aggregates,
@@ -23,7 +23,7 @@ from statekeeper.pipelines.operators import (
     with_sessions,
     with_windows,
 )
-from statekeeper.pipelines.sinks import AtLeastOnceSink
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
 from tests.support.streams import Seen, Stream, conf
 
 COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])

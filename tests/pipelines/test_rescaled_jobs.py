@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.host import Host
-from statekeeper.statestore.binding import read_binding
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.counting import ONE_JOB, V2, Job, variant

@@ -10,13 +10,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.statestore.errors import (
-    BatchConflict,
-    ForeignRoot,
-    RootLost,
-    SinkConflict,
-)
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.statestore.base.errors import BatchConflict, ForeignRoot, RootLost, SinkConflict
 from statekeeper.statestore.format import batch_log
 from tests.support.counting import Job, once
 

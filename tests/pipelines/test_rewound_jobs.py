@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.statestore.errors import ForeignRoot, RootLost, SinkChanged
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.statestore.base.errors import ForeignRoot, RootLost, SinkChanged
 from tests.support.counting import Job
 from tests.support.twins import statekeeper
 

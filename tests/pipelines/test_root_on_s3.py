@@ -19,11 +19,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
-from statekeeper.pipelines.operator import Pieces
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import Pieces
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.s3_server import CREDENTIALS, S3Server, Wire
 from tests.support.streams import Seen
 from tests.support.task_files import attempt, simple, written

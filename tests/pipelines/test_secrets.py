@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statekeeper.pipelines.sinks import DeltaSink
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.resources.notifier import Notifier
 
 

@@ -13,11 +13,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import Outcome
-from statekeeper.pipelines.sinks import Attempt, DeltaSink, NoSink
-from statekeeper.statestore.errors import SinkChanged, SinkConflict, WrongResult
+from statekeeper.pipelines.batch.progress import Outcome
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, NoSink
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.statestore.base.errors import SinkChanged, SinkConflict, WrongResult
 from tests.support.adding_operator import ROWS, rows_of, totals_of
 from tests.support.streams import Stream
 

@@ -12,10 +12,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Outcome, Phase
-from statekeeper.pipelines.sinks import Attempt, DeltaSink
-from statekeeper.statestore.attempt_outputs import SinkPosition
-from statekeeper.statestore.errors import SinkChanged, UnsafeSink
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink
+from statekeeper.statestore.base.errors import SinkChanged, UnsafeSink
+from statekeeper.statestore.root.attempts import SinkPosition
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 

@@ -11,8 +11,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines import OperatorHarness, StatefulOperator, Update
-from statekeeper.pipelines.preflight import require_partitions
-from statekeeper.statestore.errors import TooLarge, UnsupportedEnvironment, VersionNotLoadable
+from statekeeper.pipelines.startup.preflight import require_partitions
+from statekeeper.statestore.base.errors import TooLarge, UnsupportedEnvironment, VersionNotLoadable
 from statekeeper.statestore.format.names import MOST_PARTITIONS
 from statekeeper.statestore.storage import SizeLimits, StorageSpec
 from tests.support.streams import Stream

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.status import Status
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.batch.status import Status
 from statekeeper.resources.launcher.children import Children, Command
 from statekeeper.resources.launcher.platform import Platform
-from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 
 SLEEPS = "import time; time.sleep(600)"
 

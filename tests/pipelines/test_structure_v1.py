@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.driver import BatchDriver
-from statekeeper.pipelines.progress import Outcome, Phase
+from statekeeper.pipelines.batch.driver import BatchDriver
+from statekeeper.pipelines.batch.progress import Outcome, Phase
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import OtherStructure, RefusedBatch, SinkConflict, VersionNotLoadable
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import OtherStructure, RefusedBatch, SinkConflict, VersionNotLoadable
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import open_storage
 from tests.support import tasks
 from tests.support.counting import Job, Watching, once

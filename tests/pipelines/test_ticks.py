@@ -14,11 +14,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.query import StatefulQuery, start
-from statekeeper.pipelines.sinks import DeltaSink
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
-from statekeeper.statestore.errors import SchemaMismatch
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.pipelines.startup.query import StatefulQuery, start
+from statekeeper.statestore.base.errors import SchemaMismatch
 from tests.support import sparks_reader
 from tests.support.streams import Seen
 

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.data_files import DataFile, OutputFiles
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.progress import Phase
-from statekeeper.pipelines.sinks import Attempt, DeltaSink, Writer
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.sinks.data_files import DataFile, OutputFiles
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, Writer
+from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.structure import Structure
 from tests.support.streams import Seen, Stream

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statekeeper.pipelines.harness import OperatorHarness
-from statekeeper.pipelines.operator import Pieces, StatefulOperator, Update
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
-from statekeeper.statestore.errors import SchemaMismatch, WrongInput, WrongResult
+from statekeeper.pipelines.operator.declaration import Pieces, StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.testing.harness import OperatorHarness
+from statekeeper.statestore.base.errors import SchemaMismatch, WrongInput, WrongResult
 from tests.support.timed_query import ROWS, TimedQuery, at, minutes
 
 STATE = pa.schema([("sum", pa.int64()), ("until", TIMESTAMP)])
@@ -317,8 +317,8 @@ def test_rows_are_compared_with_the_watermark_of_the_batch_before(tmp_path: Path
 def test_a_row_without_an_event_time_is_rejected(tmp_path: Path) -> None:
     query = TimedQuery(tmp_path, operator())
     table = pa.table({"key": [1], "value": [1], "at": [None]}, schema=ROWS)
-    from statekeeper.pipelines.event_time import EventTime
-    from statekeeper.statestore.batch_times import BatchTimes
+    from statekeeper.pipelines.task.event_time import EventTime
+    from statekeeper.statestore.root.times import BatchTimes
 
     reader = EventTime(query.operator, BatchTimes(batch=0, time_ms=0))
     with pytest.raises(WrongInput, match="column 'at' has the event time of the rows, but it is null in 1 of 1 rows"):

@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.sinks import AtLeastOnceSink
-from statekeeper.pipelines.times import TIMESTAMP, Batch, TimeKind, Ttl
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, TimeKind, Ttl
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
 from tests.support.streams import Seen, Stream, conf
 
 ROWS = pa.schema([("key", pa.int64()), ("at", TIMESTAMP)])

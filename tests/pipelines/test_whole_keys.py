@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statekeeper.pipelines.operator import Pieces
-from statekeeper.pipelines.whole_keys import Piece, WholeKeys
-from statekeeper.statestore.errors import HotKey
+from statekeeper.pipelines.operator.declaration import Pieces
+from statekeeper.pipelines.task.whole_keys import Piece, WholeKeys
+from statekeeper.statestore.base.errors import HotKey
 
 NO_LIMIT = 2**60
 

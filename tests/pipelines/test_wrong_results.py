@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.operator import Frames, Update
-from statekeeper.pipelines.spark_errors import named
-from statekeeper.statestore.errors import LineageCeiling, WrongResult
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.pipelines.batch.spark import named
+from statekeeper.pipelines.operator.declaration import Frames, Update
+from statekeeper.statestore.base.errors import LineageCeiling, WrongResult
+from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.partition_task import NEW, OUT, STATE, Task
 
 

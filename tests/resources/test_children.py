@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from statekeeper.resources.launcher.children import Children, Command
-from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 from tests.support.processes import children_of, in_session, kill
 from tests.support.running import REPOSITORY
 
@@ -26,7 +26,7 @@ A_LAUNCHER = f"""
 import os, sys, time
 from pathlib import Path
 from statekeeper.resources.launcher.children import Children, Command
-from statekeeper.statestore.clock import SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 
 folder = Path(sys.argv[1])
 scripts = [{DEAF!r}, {A_PARENT!r}]

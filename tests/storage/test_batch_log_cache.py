@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import batch_log, names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage

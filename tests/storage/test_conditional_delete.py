@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.binding import Binding, bind
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import NoExclusiveCreate
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import NoExclusiveCreate
+from statekeeper.statestore.root.binding import Binding, bind
+from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.storage import TEMP_FOLDER, Deletion, Storage, open_storage
 from statekeeper.statestore.storage.exclusive import require_exclusive_create
-from statekeeper.statestore.store_schema import StoreSchema
 from tests.support.s3_server import S3Server, Wire
 
 

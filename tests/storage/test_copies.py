@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, SourceChanged, StorageError
-from statekeeper.statestore.storage import Entry, Storage, StorageSpec, open_storage, s3_copies
+from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing, SourceChanged, StorageError
+from statekeeper.statestore.storage import Entry, Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage import s3 as s3_copies
 from statekeeper.statestore.storage.content import Content
 from tests.support import users
 from tests.support.mounts import two_places, used_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.claims import bound

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, SourceChanged
+from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing, SourceChanged
 from statekeeper.statestore.storage import Entry, Storage, open_storage
 from tests.support.google_server import GoogleServer
 from tests.support.storage_servers import GoogleStore, Testbench

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import AccessDenied, AlreadyExists, ObjectMissing, StorageError
 from statekeeper.statestore.storage import TEMP_FOLDER, Created, Storage, open_storage
 from tests.support.hdfs_server import MiniHdfs, Relay, Wire
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, ObjectMissing
+from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing
 from statekeeper.statestore.storage import Created, Kind, RequestCounts, Storage, open_storage
 from statekeeper.statestore.storage.hedging import CLOSED_SECONDS, SHARE, Budget, Latencies, percentile
 from tests.support.s3_server import S3Server, Wire

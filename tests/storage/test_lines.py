@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import CorruptFile, ObjectMissing
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from statekeeper.statestore.storage import Storage, open_storage, read_lines
 from statekeeper.statestore.storage.lines import MOST_LINE_BYTES, PIECE_BYTES

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
-from statekeeper.statestore.redaction import printable
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, CorruptFile, NotAFile, StorageError
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.storage import TEMP_FOLDER, Created, Storage, StorageSpec, open_storage
 from statekeeper.statestore.storage.local import translate
 

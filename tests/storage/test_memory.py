@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.storage.local import LocalStorage
 from tests.support.memory import MemoryStorage

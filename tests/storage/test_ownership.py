@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import ForeignOwner, StorageError
+from statekeeper.statestore.base.errors import ForeignOwner, StorageError
 from statekeeper.statestore.storage import open_storage
 from tests.support.users import AS_ROOT, GROUP, OTHER, SPARK, as_user, give, owned, public_folder, umask
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, ObjectMissing, StorageError
+from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing, StorageError
 from statekeeper.statestore.storage import (
     TEMP_FOLDER,
     Created,
@@ -20,8 +20,8 @@ from statekeeper.statestore.storage import (
     StorageSpec,
     UnfinishedUpload,
     open_storage,
-    s3_parts,
 )
+from statekeeper.statestore.storage import s3 as s3_parts
 from statekeeper.statestore.storage.parts import MOST_IN_FLIGHT, EarlyUpload
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage

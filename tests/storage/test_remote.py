@@ -18,10 +18,10 @@ import pytest
 from click.testing import CliRunner
 from fsspec.implementations.local import LocalFileSystem
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import AccessDenied, BucketMissing, StorageError
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import AccessDenied, BucketMissing, StorageError
-from statekeeper.statestore.maintenance import lease
+from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from statekeeper.statestore.storage.drivers import Opened
 from statekeeper.statestore.storage.local import LocalStorage

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from statekeeper.statestore.errors import AccessDenied, StorageError
+from statekeeper.statestore.base.errors import AccessDenied, StorageError
 from statekeeper.statestore.storage import Created, StorageSpec, open_storage
 from statekeeper.statestore.storage.base import Requests
 from statekeeper.statestore.storage.resending import TRIES, Resending

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from statekeeper.statestore.storage import Created, RequestCounts, Storage, open_storage
 from statekeeper.statestore.storage.s3 import S3Storage

@@ -15,7 +15,7 @@ from threading import Barrier
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, CorruptFile, LocalStateError, ObjectMissing, StorageError
+from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, LocalStateError, ObjectMissing, StorageError
 from statekeeper.statestore.storage import TEMP_FOLDER, Created, RequestCounts, Storage, StorageSpec, open_storage
 from statekeeper.statestore.storage.batch_logs import LoggedStorage
 from statekeeper.statestore.storage.remote import RemoteStorage

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from statekeeper.statestore.engine.pending_changes import SPILL_KEYS
-from statekeeper.statestore.errors import UnsupportedType
+from statekeeper.statestore.base.errors import UnsupportedType
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.pending_changes import SPILL_KEYS
 from tests.support.hosts import Changes, History, Host, State, changed, column
 from tests.support.stores import names
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import AlreadyExists, LocalDiskFull, StorageError
+from statekeeper.statestore.base.errors import AlreadyExists, LocalDiskFull, StorageError
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Created, Storage, open_storage

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import BaseKind
 from statekeeper.statestore.storage import Storage
 from tests.support.hosts import STORE, History, Host, column
 from tests.support.stores import ONLY_V2, current

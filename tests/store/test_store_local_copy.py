@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
-from statekeeper.statestore.errors import LocalStateDamaged
-from statekeeper.statestore.lineage import BaseKind
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import LocalStateDamaged
+from statekeeper.statestore.checkpoint.lineage import BaseKind
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.hosts import History, Host, column
 from tests.support.stores import current
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import LineageCeiling
-from statekeeper.statestore.format.changelog import Header, read_header
-from statekeeper.statestore.format.changelog_writer import lineage_bytes
+from statekeeper.statestore.base.errors import LineageCeiling
+from statekeeper.statestore.checkpoint.lineage import LINEAGE_STOP_BYTES, BaseKind
+from statekeeper.statestore.format.changelog import Header, lineage_bytes, read_header
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.lineage import BaseKind
-from statekeeper.statestore.lineage_ceiling import LINEAGE_STOP_BYTES
 from statekeeper.statestore.storage import Storage
 from tests.support.changelogs import written
 from tests.support.hosts import STORE, History, Host

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import TEMP_FOLDER, Storage
 from statekeeper.statestore.storage.s3 import S3Storage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.hosts import STORE, History, Host
 from tests.support.s3_server import CREDENTIALS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeeper.pipelines.operator import StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 
 ROWS = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("value", pa.int64())])
 

@@ -6,14 +6,15 @@ import copy
 from collections.abc import Collection
 from pathlib import Path
 
-from statekeeper.statestore import binding, catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format import batch_log, logs, names, operators
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import BaseKind
+from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage, at_once
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.hosts import Changes, State, changed, column
 
 _UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nullable":true,"metadata":{}}]}'

@@ -7,8 +7,8 @@ import shutil
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.progress import Phase
-from statekeeper.statestore.errors import ForeignRoot
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.statestore.base.errors import ForeignRoot
 from tests.support.counting import Job, once
 from tests.support.twins import statekeeper
 

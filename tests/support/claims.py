@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from statekeeper.statestore import binding
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import Maintainer, PreparedClaim
-from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedClaim
+from statekeeper.statestore.root import binding
+from statekeeper.statestore.root.state_root import StateRoot
 from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
@@ -22,12 +22,12 @@ def operator() -> Maintainer:
 
 
 def planned_claim(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
-    return passes.claim.plan(root, checkpoint, FULL, operator(), query_id=query_id)
+    return verbs.claim.plan(root, checkpoint, FULL, operator(), query_id=query_id)
 
 
 def execute_claim(root: Storage, checkpoint: Storage | None, prepared: PreparedClaim) -> None:
     by = operator()
-    passes.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
+    verbs.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
 
 
 def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:

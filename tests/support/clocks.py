@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock
 
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError
 
 
 @dataclass

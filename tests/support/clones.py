@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import PreparedClone
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import PreparedClone
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Entry, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import Query, maintained_query
@@ -24,8 +24,8 @@ FULL = Policies(mode=Mode.FULL)
 
 def cloned(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedClone:
     """Plan a clone and make it."""
-    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, **how)
-    passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, **how)
+    verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
     return prepared
 
 

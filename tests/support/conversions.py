@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statekeeper.statestore.format.types import spark_schema_json
-from statekeeper.statestore.store_schema import StoreSchema
+from statekeeper.statestore.root.columns import StoreSchema
 
 KEY = pa.schema([("name", pa.string()), ("day", pa.int32())])
 

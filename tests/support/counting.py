@@ -33,25 +33,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.data_files import DataFile, OutputFiles
-from statekeeper.pipelines.driver import BatchDriver
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.initial import InitialState
-from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
-from statekeeper.pipelines.progress import BatchReport, Phase
-from statekeeper.pipelines.query import StatefulQuery
-from statekeeper.pipelines.session import spark_session
-from statekeeper.pipelines.sinks import Attempt, DeltaSink, Sink, Writer
-from statekeeper.pipelines.snapshot_watch import SnapshotWatch
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.pipelines.batch.driver import BatchDriver
+from statekeeper.pipelines.batch.initial import InitialState
+from statekeeper.pipelines.batch.progress import BatchReport, Phase
+from statekeeper.pipelines.batch.snapshots import SnapshotWatch
+from statekeeper.pipelines.operator.declaration import Frames, StatefulOperator, Update
+from statekeeper.pipelines.sinks.data_files import DataFile, OutputFiles
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, Sink, Writer
+from statekeeper.pipelines.startup.query import StatefulQuery
+from statekeeper.pipelines.startup.session import spark_session
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import decode_keys, decode_values
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.storage import StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress
 from tests.support import tasks
 from tests.support.sparks_reader import state_rows
 

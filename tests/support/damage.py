@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 
 T = TypeVar("T")
 Damage = Callable[[Path], None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore.contents import contents_at
+from statekeeper.statestore.contents.rows import contents_at
 from statekeeper.statestore.format.partition_keys import partition_columns
 from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped

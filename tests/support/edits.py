@@ -10,14 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import edits, runs
-from statekeeper.statestore.maintenance.edits import Edit, EditPlan
-from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import edits
+from statekeeper.statestore.maintenance.rewrites.edits import Edit, EditPlan
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.switch_journal import RewriteKind
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2

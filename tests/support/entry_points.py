@@ -16,13 +16,14 @@ from click.testing import CliRunner
 
 from statekeeper.assets.definitions import build
 from statekeeper.assets.partitions import QUERY_SET
-from statekeeper.statestore import catalog
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import StatekeeperError
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import config, lease
-from statekeeper.statestore.maintenance.config import Policies
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.verbs import config
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
 

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.contents import contents_at, layout
-from statekeeper.statestore.contents import opened as open_store
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.contents.rows import contents_at, layout
+from statekeeper.statestore.contents.rows import opened as open_store
 from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import runs
-from statekeeper.statestore.maintenance.evolution import Evolve, parse_changes
-from statekeeper.statestore.maintenance.rewrites import RewritePlan
-from statekeeper.statestore.maintenance.switchover import Machine
-from statekeeper.statestore.root import Pending, Ready
+from statekeeper.statestore.maintenance.rewrites.engine import RewritePlan
+from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, parse_changes
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.verbs import runs
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import Pending, Ready
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
-from statekeeper.statestore.switch_journal import RewriteKind
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.keyed_roots import KEYS, group_of
 from tests.support.rescales import planned
 from tests.support.roots import QUERY, outer, store

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.format.limits import SizeLimits
 from statekeeper.statestore.storage import (
     TEMP_FOLDER,

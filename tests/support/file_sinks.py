@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.file_sink import LOG
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.twins import statekeeper

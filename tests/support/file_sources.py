@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.storage import Storage
 

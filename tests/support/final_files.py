@@ -11,10 +11,10 @@ import pandas as pd
 from deltalake import DeltaTable
 
 from statekeeper.pipelines.flights.job import FACTS, GROUNDED, Places
-from statekeeper.pipelines.session import spark_session
+from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.storage import StorageSpec, list_members, open_storage
 from tests.support import flights_in_pandas
 from tests.support.sparks_reader import state_frame

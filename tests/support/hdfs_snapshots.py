@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from statekeeper.statestore.contents import contents_at, layout, opened
+from statekeeper.statestore.contents.rows import contents_at, layout, opened
 from statekeeper.statestore.format.hdfs_backed import HdfsBackedWriter
 from statekeeper.statestore.format.logs import CODEC, parse_offsets
 from statekeeper.statestore.format.names import offsets

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.format import logs
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId, commits
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.loading.open_copies import OpenCopies
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store import StateStore, StoreAddress, advance_local_copy
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.loading.open_copies import OpenCopies
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits, advance_local_copy
 
 STORE = StorePath(0, 3)
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.state_rows import decode_keys, decode_values, encode_keys, encode_values, key_group
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root import Pending, Ready, StateRoot
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import Pending, Ready, StateRoot
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store import BatchLogPart, StateStore, StoreAddress
+from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
 from tests.support.roots import QUERY, opened, outer, store
 
 KEYS = pa.schema([("key", pa.string())])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import rewrites, runs
-from statekeeper.statestore.maintenance.rewrites import Load, RewritePlan
-from statekeeper.statestore.maintenance.savepoints.saved import read_saved
-from statekeeper.statestore.maintenance.switchover import Machine, ProgressCallback
+from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import Load, RewritePlan
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, ProgressCallback
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
-from statekeeper.statestore.switch_journal import RewriteKind
 from tests.support.savepoints import saved
 
 FOR_SPARK = Spark.V4_2
@@ -32,8 +33,8 @@ def goal(of: Storage, *, replaces_state: bool = True) -> Load:
 def planned(
     storage: Storage, of: Storage, scratch: Path, *, replaces_state: bool = True, spark: Spark | None = FOR_SPARK
 ) -> RewritePlan:
-    facts = rewrites.gather(storage, scratch=scratch, of_load=True)
-    return rewrites.plan(facts, goal(of, replaces_state=replaces_state), spark)
+    facts = engine.gather(storage, scratch=scratch, of_load=True)
+    return engine.plan(facts, goal(of, replaces_state=replaces_state), spark)
 
 
 def load(

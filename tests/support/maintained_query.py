@@ -7,20 +7,20 @@ from pathlib import Path
 
 from statekeeper.assets import checks
 from statekeeper.resources.fleet import OpenedQuery
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.audit import Audit
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.snapshot import SnapshotPolicy
-from statekeeper.statestore.origin import Origin
-from statekeeper.statestore.query_metrics import Prices
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep.audit import Audit
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage.query_metrics import Prices
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.structures import as_sparks, held, without_ids, without_lineage
@@ -84,17 +84,17 @@ class Query:
         )
 
     def snapshot(self) -> None:
-        prepared = passes.snapshot.plan(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
-        passes.snapshot.execute(self.storage, prepared, self.by, scratch=self.folder / "scratch")
+        prepared = verbs.snapshot.plan(self.storage, policies(100), clock=self.by.clock, at_head=True, stopped=True)
+        verbs.snapshot.execute(self.storage, prepared, self.by, scratch=self.folder / "scratch")
 
     def gc(self) -> None:
-        prepared = passes.retention.plan(self.storage, policies(3), clock=SystemClock())
-        passes.retention.execute(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
+        prepared = verbs.retention.plan(self.storage, policies(3), clock=SystemClock())
+        verbs.retention.execute(self.storage, prepared, Maintainer("a test", SystemClock(), RandomIds()))
 
     def switch(self) -> None:
         to, scratch = structure_of(self.storage).other, self.folder / "scratch"
-        prepared = passes.switch.plan(self.storage, policies(100), to, None, scratch=scratch)
-        done = passes.switch.execute(
+        prepared = verbs.switch.plan(self.storage, policies(100), to, None, scratch=scratch)
+        done = verbs.switch.execute(
             self.storage, prepared, self.by, lambda _: None, run=self.by.ids.fresh(), stopped=True, scratch=scratch
         )
         assert done.plan.refusals == ()
@@ -109,17 +109,17 @@ class Query:
                 made.storage.delete([names.commits(newest), names.offsets(newest)])
                 made.versions.pop()
                 made.states.pop()
-        prepared = passes.repair.plan(self.storage, policies(100), None)
+        prepared = verbs.repair.plan(self.storage, policies(100), None)
         assert prepared.plan.actions
-        passes.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
+        verbs.repair.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True)
 
     def rewind(self, batches: int = 2) -> None:
         """Rewind by this number of batches."""
         newest = catalog.newest_batch(self.storage)
         assert newest is not None
         scratch = self.folder / "scratch"
-        prepared = passes.rewind.plan(self.storage, policies(100), self.by, newest - batches, scratch=scratch)
-        passes.rewind.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True, scratch=scratch)
+        prepared = verbs.rewind.plan(self.storage, policies(100), self.by, newest - batches, scratch=scratch)
+        verbs.rewind.execute(self.storage, prepared, self.by, run=self.by.ids.fresh(), stopped=True, scratch=scratch)
         self.forget_after(newest - batches)
 
     def forget_after(self, batch: int) -> None:
@@ -134,7 +134,7 @@ class Query:
 
     def _after(self, policy: Policies) -> Audit:
         """Audit after the deletions: no file is left to delete, and there are no findings."""
-        looked = passes.audit.look(self.storage, policy, clock=SystemClock())
+        looked = verbs.audit.look(self.storage, policy, clock=SystemClock())
         assert looked.forecast is not None
         assert looked.forecast.now.files == 0
         assert looked.audit.findings == ()
@@ -143,15 +143,15 @@ class Query:
     def red_checks(self, versions: int) -> list[str]:
         """Return the descriptions of the checks that fail after `maintain_query` with this policy."""
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
-        taken = passes.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
+        taken = verbs.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
         assert taken.failed == ()
         query = OpenedQuery(
             name="a query", storage=self.storage, policies=policy, prices=Prices(), config_file="statekeeper.toml"
         )
         results = [checks.tail_is_short(taken, query)]
-        looked = passes.audit.look(self.storage, policy, clock=by.clock)
+        looked = verbs.audit.look(self.storage, policy, clock=by.clock)
         results += checks.lineage_checks(looked.audit, query)
-        done = passes.retention.unattended(self.storage, policy, by)
+        done = verbs.retention.unattended(self.storage, policy, by)
         assert looked.forecast is not None
         gone = sum(step.files for step in done.done), sum(step.size_bytes for step in done.done)
         assert (looked.forecast.floor, *gone) == (done.planned.floor, *astuple(looked.forecast.now)), (

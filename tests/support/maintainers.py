@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance.verbs import Maintainer
 
 QUIET_SECONDS = 0.1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statekeeper.statestore.errors import ObjectMissing
+from statekeeper.statestore.base.errors import ObjectMissing
 from statekeeper.statestore.storage.base import (
     Created,
     Deletion,

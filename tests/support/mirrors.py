@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.mirrors import CleanupPlan
-from statekeeper.statestore.maintenance.passes import PreparedMirror
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
+from statekeeper.statestore.maintenance.verbs import PreparedMirror
 from statekeeper.statestore.storage import Storage
 from tests.support.audits import audited
 from tests.support.clones import FULL, query_of
@@ -18,8 +18,8 @@ from tests.support.maintainers import MAINTAINER
 
 def mirrored(source: Storage, destination: Storage, scratch: Path, **how: Any) -> tuple[PreparedMirror, CleanupPlan]:
     """Plan a run of a mirror and execute it."""
-    prepared = passes.mirror.plan(source, destination, FULL, MAINTAINER, **how)
-    return prepared, passes.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.mirror.plan(source, destination, FULL, MAINTAINER, **how)
+    return prepared, verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
 
 
 def require_right(query: Query, destination: Storage, folder: Path) -> int:

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.operator import Frames, StatefulOperator, Update
-from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
-from statekeeper.pipelines.reports import PartitionReport, TaskReport
-from statekeeper.pipelines.task import Task as SparkTask
-from statekeeper.pipelines.task import TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.operator.declaration import Frames, StatefulOperator, Update
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, TaskReport
+from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TaskOutputs
+from statekeeper.pipelines.task.work import Task as SparkTask
+from statekeeper.pipelines.task.work import TaskPlan, Worker
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import StorageSpec
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.state_store import StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("name", pa.string()), ("value", pa.int64())])
 

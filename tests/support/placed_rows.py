@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import Contents, contents_at, layout, opened
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.contents.rows import Contents, contents_at, layout, opened
 from statekeeper.statestore.format.murmur3 import partitions_of
 from statekeeper.statestore.format.names import DEFAULT_STORE, StorePath
 from statekeeper.statestore.format.partition_keys import PartitionColumns, PartitionRule, key_hashes, partition_rules

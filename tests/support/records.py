@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format import names, savepoint_names
 from tests.faults.fuzz.roots import Stage, made
 from tests.support.commands import statekeeper

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance import repair, retention, runs, undo
-from statekeeper.statestore.maintenance.repair import RepairPlan, Spark
+from statekeeper.statestore.maintenance.rollback import repair, undo
+from statekeeper.statestore.maintenance.rollback.repair import RepairPlan, Spark
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 

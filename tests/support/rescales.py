@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import rewrites, runs
-from statekeeper.statestore.maintenance.rewrites import Goal, Rescale, RewritePlan, file_sink
-from statekeeper.statestore.maintenance.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import Goal, Rescale, RewritePlan, file_sink
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
 from tests.support.dumped import dumped
 
@@ -25,7 +26,7 @@ def planned(
 ) -> RewritePlan:
     """Plan a rewrite. `goal`: a number stands for a rescale to so many partitions."""
     target = Rescale(goal) if isinstance(goal, int) else goal
-    plan = rewrites.plan(rewrites.gather(storage, scratch=scratch), target, spark)
+    plan = engine.plan(engine.gather(storage, scratch=scratch), target, spark)
     if sink is None or plan.batch is None:
         return plan
     return replace(plan, file_sink=file_sink.plan(sink, plan.batch + 1, is_begun=plan.half_done is not None))
@@ -56,7 +57,7 @@ def rescale(
 
 
 def abort(storage: Storage, *, clock: Clock | None = None, sink: Storage | None = None) -> None:
-    journal = switch_journal.open_journal(storage)
+    journal = rewrite_journal.open_journal(storage)
     if journal is not None:
         run, now = RandomIds().fresh(), clock or SystemClock()
         runs.abort_rewrite(storage, journal, lambda _: None, run=run, holder="a test", clock=now, sink=sink)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import lease, retention, snapshot
-from statekeeper.statestore.maintenance.retention import Deleted, RetentionPlan, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionPlan, RetentionPolicy, Rule
 from statekeeper.statestore.storage import Storage
 
 AT_ONCE = RetentionPolicy(versions=5, grace_seconds=0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import Maintainer, PreparedRewind
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedRewind
 from statekeeper.statestore.storage import Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
@@ -19,7 +19,7 @@ def maintainer() -> Maintainer:
 
 
 def planned(storage: Storage, batch: int, scratch: Path, **how: Any) -> PreparedRewind:
-    return passes.rewind.plan(storage, FULL, maintainer(), batch, scratch=scratch, **how)
+    return verbs.rewind.plan(storage, FULL, maintainer(), batch, scratch=scratch, **how)
 
 
 def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
@@ -27,10 +27,10 @@ def rewound(storage: Storage, batch: int, scratch: Path, **how: Any) -> str:
     by = maintainer()
     run = by.ids.fresh()
     prepared = planned(storage, batch, scratch, **how)
-    passes.rewind.execute(storage, prepared, by, run=run, stopped=True, scratch=scratch)
+    verbs.rewind.execute(storage, prepared, by, run=run, stopped=True, scratch=scratch)
     return run
 
 
 def undone(storage: Storage, run: str, **how: Any) -> list[str]:
     by = maintainer()
-    return passes.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True, **how)
+    return verbs.rewind.undo(storage, FULL, run, by, run=by.ids.fresh(), stopped=True, **how)

@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.clock import Clock
-from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.rescales import abort, all_rows
@@ -60,12 +60,12 @@ class CrashMatrix:
             self._rewrite(faulty, self._folder)
         assert len(faulty.trace) > request.number, case
         self._require_old_or_new(storage, case)
-        ended = switch_journal.open_journal(storage) is None and catalog.newest_batch(storage) != self._batch
+        ended = rewrite_journal.open_journal(storage) is None and catalog.newest_batch(storage) != self._batch
         if not ended and finish:
             self._rewrite(storage, self._folder, clock=after_the_dead())
         elif not ended:
             abort(storage, clock=after_the_dead())
-        assert switch_journal.open_journal(storage) is None, case
+        assert rewrite_journal.open_journal(storage) is None, case
         assert all_rows(_path(storage)) == self._rows, case
         found = audit.judge(audit.gather(storage)).findings
         assert found == (), (case, found)

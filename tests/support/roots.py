@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.declared_columns import NO_MAPPING, ColumnMapping
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.state_rows import key_schema
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.types import spark_schema_json
-from statekeeper.statestore.root import Done, Pending, StateRoot
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.columns import NO_MAPPING, ColumnMapping, StoreSchema
+from statekeeper.statestore.root.state_root import Done, Pending, StateRoot
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store_schema import StoreSchema
 
 QUERY = "11111111-0000-4000-8000-000000000000"
 OTHER_QUERY = "22222222-0000-4000-8000-000000000000"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statekeeper.statestore.format.plain_values import plain_rows
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.passes import PreparedFiles, PreparedRows
-from statekeeper.statestore.maintenance.savepoints.columns import digest_of, digest_sum
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints.write import digest_of, digest_sum
+from statekeeper.statestore.maintenance.verbs import PreparedFiles, PreparedRows
 from statekeeper.statestore.storage import Storage
 from tests.support.clones import FULL
 from tests.support.dumped import Row
@@ -22,20 +22,20 @@ from tests.support.maintainers import MAINTAINER
 def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> PreparedFiles:
     """Plan a savepoint with files and make it."""
     policies = how.pop("policies", FULL)
-    prepared = passes.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
-    passes.savepoint.execute_files(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
+    verbs.savepoint.execute_files(source, destination, prepared, MAINTAINER, scratch=scratch)
     return prepared
 
 
 def remove(source: Storage, destination: Storage, label: str = "before") -> None:
-    planned = passes.savepoint.plan_removal(source, destination, passes.savepoint.find(source, label), FULL, MAINTAINER)
-    passes.savepoint.execute_removal(source, destination, planned)
+    planned = verbs.savepoint.plan_removal(source, destination, verbs.savepoint.find(source, label), FULL, MAINTAINER)
+    verbs.savepoint.execute_removal(source, destination, planned)
 
 
 def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedRows:
     """Plan a savepoint with rows and make it."""
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER, **how)
-    passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=scratch)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER, **how)
+    verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=scratch)
     return prepared
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance.snapshot import (
+from statekeeper.statestore.maintenance.upkeep.snapshot import (
     MEMORY_BYTES,
     SnapshotPlan,
     SnapshotPolicy,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.storage import open_storage
 from tests.support.hdfs_server import MiniHdfs
 from tests.support.native import Operator

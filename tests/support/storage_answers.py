@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.storage import Storage
 
 PATHS = ["a", "b/c", "b/d", "b.e", "_statekeeper/tmp/f", "b/.g.crc"]

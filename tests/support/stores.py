@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from statekeeper.statestore.checkpoint.lineage import Lineage
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.lineage import Lineage
 from statekeeper.statestore.storage import Storage
 from tests.support.hosts import Host
 

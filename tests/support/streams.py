@@ -11,15 +11,15 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.initial import Initial
-from statekeeper.pipelines.operator import StatefulOperator
-from statekeeper.pipelines.progress import BatchReport, Phase
-from statekeeper.pipelines.query import StatefulQuery, start
-from statekeeper.pipelines.sinks import DeltaSink, Sink, Writer
+from statekeeper.pipelines.batch.initial import Initial
+from statekeeper.pipelines.batch.progress import BatchReport, Phase
+from statekeeper.pipelines.operator.declaration import StatefulOperator
+from statekeeper.pipelines.sinks.sink import DeltaSink, Sink, Writer
+from statekeeper.pipelines.startup.query import StatefulQuery, start
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import unpack
+from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support import sparks_reader
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import EngineLimits
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import Header, read_changelog
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header, read_changelog
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
-from statekeeper.statestore.loading.loader import Loader
 from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.loading.loader import Loader
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import State, column
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import Clock, RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, runs, snapshot, switchover
-from statekeeper.statestore.maintenance.switchover import Machine, Progress, SwitchPlan
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress, SwitchPlan
+from statekeeper.statestore.maintenance.upkeep import snapshot
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from statekeeper.pipelines.data_files import TableFiles
-from statekeeper.pipelines.sinks import Attempt, DeltaSink
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.pipelines.sinks.data_files import TableFiles
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink
+from statekeeper.statestore.base.clock import RandomIds
 
 SIMPLE = pa.schema([("key", pa.int64()), ("region", pa.string())])
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeeper.pipelines.driver import BatchDriver
-from statekeeper.pipelines.reports import TaskReport, tag_of
-from statekeeper.pipelines.task import TaskPlan
+from statekeeper.pipelines.batch.driver import BatchDriver
+from statekeeper.pipelines.task.reports import TaskReport, tag_of
+from statekeeper.pipelines.task.work import TaskPlan
 
 STRANGER = "ffffffff-0000-4000-8000-000000000000"
 

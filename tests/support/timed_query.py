@@ -9,25 +9,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.event_time import EventClock
-from statekeeper.pipelines.operator import StatefulOperator
-from statekeeper.pipelines.partitioning import GROUP_COLUMN, Partitioning
-from statekeeper.pipelines.reports import PartitionReport, Reported, TaskFailure, TimeCounts
-from statekeeper.pipelines.stored import stored
-from statekeeper.pipelines.task import Task, TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import MARKER_COLUMN, TaskOutputs
-from statekeeper.pipelines.times import TIMESTAMP
-from statekeeper.statestore.batch_times import BatchTimes
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.operator.declaration import StatefulOperator
+from statekeeper.pipelines.operator.times import TIMESTAMP
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.event_time import EventClock
+from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, Reported, TaskFailure, TimeCounts
+from statekeeper.pipelines.task.stored import stored
+from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TaskOutputs
+from statekeeper.pipelines.task.work import Task, TaskPlan, Worker
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import due_keys, state_rows
 from statekeeper.statestore.format.names import EMPTY, StorePath
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import StorageSpec, open_storage
-from statekeeper.statestore.store import StateStore, StoreAddress
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
 KEY = pa.schema([("key", pa.int64())])

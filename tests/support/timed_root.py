@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from statekeeper.pipelines.assignments import Assignments
-from statekeeper.pipelines.batch_log import LogLayout, changelogs_of, part_of
-from statekeeper.pipelines.event_time import EventClock
-from statekeeper.pipelines.given_rows import GivenStream
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.partitioning import Partitioning
-from statekeeper.pipelines.reports import PartitionReport, Reported, checked
-from statekeeper.pipelines.stored import store_schemas
-from statekeeper.pipelines.task import Task, TaskPlan, Worker
-from statekeeper.pipelines.task_outputs import TaskOutputs
-from statekeeper.pipelines.times import TIMESTAMP, Batch, Ttl
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import Binding
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.engine.sweep import SweepLimits
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.batch_log import LogLayout, changelogs_of, part_of
+from statekeeper.pipelines.task.event_time import EventClock
+from statekeeper.pipelines.task.partitioning import Partitioning
+from statekeeper.pipelines.task.reports import PartitionReport, Reported, checked
+from statekeeper.pipelines.task.stored import store_schemas
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
+from statekeeper.pipelines.task.work import Task, TaskPlan, Worker
+from statekeeper.pipelines.testing.given_rows import GivenStream
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.logs import OffsetLog
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.loading.open_copies import OpenCopies
-from statekeeper.statestore.root import Done, Pending, Ready, StateRoot
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import Done, Pending, Ready, StateRoot
 from statekeeper.statestore.storage import Storage, StorageSpec
-from statekeeper.statestore.store_limits import StoreLimits
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.loading.open_copies import OpenCopies
+from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.roots import IDS, QUERY, outer
 
 ROWS = pa.schema([("key", pa.int64()), ("at", TIMESTAMP)])

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.engine.rocks import Database
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit.findings import FindingKind
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit.findings import FindingKind
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.store.engine.rocks import Database
 from tests.support.dumped import dumped, expected, shown
 from tests.support.edited_keys import a_key_of, leaves, without_key
 from tests.support.maintainers import MAINTAINER

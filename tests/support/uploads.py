@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store import StateStore
+from statekeeper.statestore.store.state_store import StateStore
 from tests.support.hosts import Host, State, column
 
 PART_BYTES = 40_000

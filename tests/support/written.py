@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped, expected, shown
 from tests.support.unpacked import unpacked

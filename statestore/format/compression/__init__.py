@@ -20,7 +20,7 @@ import mmap
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from statekeeper.statestore.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.compression import lz4_java, lzf, xerial_snappy, zstd
 from statekeeper.statestore.format.compression.block_writer import CompressedWriter
 from statekeeper.statestore.format.compression.compressed_file import CompressedFile

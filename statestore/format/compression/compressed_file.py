@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
 
 LARGEST_BLOCK_BYTES = 32 * 1024 * 1024
 """Uncompressed bytes: the maximum of LZ4Block, and a thousand times Spark's default block size."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from click.testing import Result
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.faults.fuzz import roots, verbs

@@ -14,7 +14,7 @@ from typing import Any
 
 import google_crc32c
 
-from statekeeper.statestore.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
 from statekeeper.statestore.format import batch_log, compression
 from tests.faults.fuzz.choices import Inapplicable, a_length, one_kind_first, written
 from tests.faults.fuzz.files import TEXTS, by_kind

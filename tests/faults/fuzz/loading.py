@@ -7,15 +7,15 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.contents import Contents, contents_at
-from statekeeper.statestore.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.engine.rocks import EngineLimits
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.contents.rows import Contents, contents_at
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.loading.loader import Loader
 from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.loading.loader import Loader
 from tests.faults.fuzz.files import fingerprint
 
 _LIMITS = EngineLimits(block_bytes=4096)

@@ -20,12 +20,12 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values, key_schema
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.types import spark_schema_json
+from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.storage import open_storage
-from statekeeper.statestore.store_schema import StoreSchema
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import Changes
 from tests.support.structures import as_sparks, without_ids

@@ -11,8 +11,8 @@ from unittest import mock
 
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import SystemClock
 
 _USAGE = 2
 _EXIT_CODES = frozenset({0, 1, 3, 4, 10, 11, 12, 13})

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from statekeeper.pipelines.session import S3A_PACKAGES, spark_session
+from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 from tests.interop.sequences import __doc__ as purpose
 from tests.interop.sequences.play import Plan, Player, Result, known_defect
 from tests.support.s3_server import S3Server

@@ -16,7 +16,7 @@ from random import Random
 
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.batch_log import LogLayout
+from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from tests.interop.sequences import checks

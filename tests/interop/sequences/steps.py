@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from statekeeper.statestore import catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import common
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider

@@ -25,17 +25,17 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 
-from statekeeper.pipelines.batch_log import LogLayout
-from statekeeper.pipelines.host import Host
-from statekeeper.pipelines.operator import StatefulOperator, Update
-from statekeeper.pipelines.query import start
-from statekeeper.pipelines.sinks import AtLeastOnceSink
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
+from statekeeper.pipelines.startup.query import start
+from statekeeper.pipelines.task.batch_log import LogLayout
+from statekeeper.pipelines.task.host import Host
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.file_sink import INTERVAL_CONF
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.passes import Maintainer
+from statekeeper.statestore.maintenance.verbs import Maintainer
 from tests.interop.oracle import is_of_the_machine
 from tests.interop.sequences.model import Entry, History, Moment
 from tests.support.edited_keys import a_key_of

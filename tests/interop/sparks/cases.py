@@ -21,7 +21,7 @@ from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo,
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.audit.findings import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit.findings import FindingKind
 from statekeeper.statestore.storage import open_storage
 from tests.interop.sparks import remote
 from tests.interop.sparks.remote import MINORS, Refused, RemoteQuery, Sparks

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from statekeeper.statestore.errors import StorageError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import StorageError, UnknownFormatVersion
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.compression import BlockWriter
 from statekeeper.statestore.format.java_io import utf
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance.audit import AuditFacts, FindingKind, Severity, gather, judge
-from statekeeper.statestore.maintenance.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.upkeep.audit import AuditFacts, FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, assert_restart_is_right, audited, changelog, harm, the_only_finding
 from tests.support.checkpoints import Checkpoint

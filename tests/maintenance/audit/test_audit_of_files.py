@@ -10,7 +10,7 @@ import pytest
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import Storage
 from tests.support.audits import (
     HARMS,

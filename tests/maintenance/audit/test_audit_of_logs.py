@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import UnknownFormatVersion
+from statekeeper.statestore.base.errors import UnknownFormatVersion
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity, gather
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity, gather
 from tests.support.audits import SOME_ID, audited, changelog, the_only_finding
 from tests.support.checkpoints import Checkpoint
 from tests.support.hosts import column

@@ -9,9 +9,9 @@ import pytest
 
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance import repair
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity
-from statekeeper.statestore.maintenance.repair import RepairReason
+from statekeeper.statestore.maintenance.rollback import repair
+from statekeeper.statestore.maintenance.rollback.repair import RepairReason
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import Storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import Checkpoint

@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import CorruptFile, UnsupportedProvider
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, UnsupportedProvider
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.logs import STATE_CONF, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import PROVIDER
 from statekeeper.statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance import retention
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity, gather
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity, gather
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import ROOT_ID, Checkpoint

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.maintenance.audit import Audit, FindingKind, Severity, gather, judge
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, FindingKind, Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
 from statekeeper.statestore.storage.urls import Locality, as_spark_writes_it, locality
 from tests.support.unpacked import unpacked

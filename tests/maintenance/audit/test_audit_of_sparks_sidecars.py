@@ -16,7 +16,7 @@ import pytest
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.logs import CODEC, STATE_CONF
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.checkpoints import Checkpoint

@@ -11,7 +11,7 @@ import pytest
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance.audit import FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import SOME_ID, audited, the_only_finding
 from tests.support.changelogs import changelog_with_families

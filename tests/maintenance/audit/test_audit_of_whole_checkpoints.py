@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import NotACheckpoint
+from statekeeper.statestore.base.errors import NotACheckpoint
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import Header
-from statekeeper.statestore.format.changelog_writer import ChangelogWriter
+from statekeeper.statestore.format.changelog import ChangelogWriter, Header
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance.audit import FindingKind, gather
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather
 from statekeeper.statestore.storage import Entry, Storage, open_storage
 from tests.support.audits import SOME_ID, audited, changelog, flipped, garbage, loads, the_only_finding
 from tests.support.checkpoints import NO_ROWS, ROOT_ID, Checkpoint

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.copies import Way
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.clones import Way
+from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
@@ -173,10 +174,10 @@ def test_no_byte_of_state_passes_through_the_client_inside_one_service(
 ) -> None:
     source, destination = roots
     made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
-    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
+    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
     leases = source.list(names.LEASES)
     before = [storage.requests.snapshot() for storage in roots]
-    passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)
+    verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)
     of_source, of_clone = (storage.requests.since(old) for storage, old in zip(roots, before, strict=True))
     planned = prepared.plan
     state = [file for file in planned.files if file.path.startswith(names.STATE) and "_metadata" not in file.path]
@@ -243,9 +244,9 @@ def test_a_repaired_copy_of_a_moved_checkpoint_is_cloned(disks: Roots, tmp_path:
     original = unpacked(TRANSFORM_WITH_STATE, tmp_path / "original")
     shutil.copytree(original, tmp_path / "root")
     by = maintainer()
-    prepared = passes.repair.plan(source, FULL, None)
+    prepared = verbs.repair.plan(source, FULL, None)
     assert prepared.plan.actions
-    passes.repair.execute(source, prepared, by, run=by.ids.fresh(), stopped=True)
+    verbs.repair.execute(source, prepared, by, run=by.ids.fresh(), stopped=True)
     assert any("/_metadata/v2/" in entry.path for entry in source.list(names.QUARANTINE))
     cloned(source, destination, tmp_path, stopped=True)
     assert held(destination, tmp_path / "of clone") == held(source, tmp_path / "of source")

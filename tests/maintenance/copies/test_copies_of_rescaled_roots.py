@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.binding import read_binding
-from statekeeper.statestore.errors import MirrorDiverged
+from statekeeper.statestore.base.errors import MirrorDiverged
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import cloned
 from tests.support.keyed_roots import KeyedRoot

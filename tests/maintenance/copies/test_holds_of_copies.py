@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import RootHeld, SourceChanged
+from statekeeper.statestore.base.errors import RootHeld, SourceChanged
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import holds, lease, passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.holds import Hold
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.records import holds, lease
+from statekeeper.statestore.maintenance.records.holds import Hold
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, cloned, made, own, query_of
@@ -26,13 +27,13 @@ Verb = Callable[[Storage, Storage, Path, Callable[[object], None]], object]
 
 
 def _clone(source: Storage, destination: Storage, scratch: Path, copied: Callable[[object], None]) -> None:
-    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
-    passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch, copied=copied)
+    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
+    verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch, copied=copied)
 
 
 def _mirror(source: Storage, destination: Storage, scratch: Path, copied: Callable[[object], None]) -> None:
-    prepared = passes.mirror.plan(source, destination, FULL, MAINTAINER, stopped=True)
-    passes.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch, copied=copied)
+    prepared = verbs.mirror.plan(source, destination, FULL, MAINTAINER, stopped=True)
+    verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch, copied=copied)
 
 
 def _held(storage: Storage) -> list[str]:
@@ -103,7 +104,7 @@ def test_a_copy_does_not_start_beside_a_verb_that_deletes_files_of_its_source(
     assert destination.list("", hidden=True) == []
 
 
-@pytest.mark.parametrize("prepare", [passes.clone.plan, passes.mirror.plan])
+@pytest.mark.parametrize("prepare", [verbs.clone.plan, verbs.mirror.plan])
 def test_a_file_that_retention_deletes_before_the_hold_is_found_before_anything_is_written(
     disks: Roots, tmp_path: Path, prepare: Callable[..., object]
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_file_that_retention_deletes_before_the_hold_is_found_before_anything_
         query.grow(5)
         query.snapshot()
         query.gc()
-    execute = passes.clone.execute if prepare is passes.clone.plan else passes.mirror.execute
+    execute = verbs.clone.execute if prepare is verbs.clone.plan else verbs.mirror.execute
     with pytest.raises(SourceChanged, match="was deleted after the plan was made; nothing was written"):
         execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)  # type: ignore[operator]
     assert destination.list("", hidden=True) == []
@@ -148,7 +149,7 @@ def test_an_observed_source_gets_no_file(disks: Roots, tmp_path: Path, verb: Ver
     made(source, tmp_path, "native", Structure.V2, in_batch_logs=False)
     before = source.list("", hidden=True)
     observed = Policies(mode=Mode.OBSERVE)
-    module = passes.clone if verb is _clone else passes.mirror
+    module = verbs.clone if verb is _clone else verbs.mirror
     prepared = module.plan(source, destination, observed, MAINTAINER)
     module.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)  # type: ignore[arg-type]
     assert source.list("", hidden=True) == before

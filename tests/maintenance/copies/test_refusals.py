@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -20,11 +19,14 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import copies, lease, passes
-from statekeeper.statestore.maintenance.config import Policies
-from statekeeper.statestore.maintenance.copies import CopyFile, FreshIds
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies import clones as copies
+from statekeeper.statestore.maintenance.copies.clones import CopyFile, FreshIds
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
@@ -108,31 +110,31 @@ def test_a_batch_that_is_not_retained_is_named_with_those_that_are(disks: Roots,
 def test_two_clones_into_one_destination_exclude_each_other(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = own(source, tmp_path)
-    first, second = (passes.clone.plan(source, destination, FULL, MAINTAINER) for _ in range(2))
-    passes.clone.execute(source, destination, first, MAINTAINER, scratch=tmp_path)
+    first, second = (verbs.clone.plan(source, destination, FULL, MAINTAINER) for _ in range(2))
+    verbs.clone.execute(source, destination, first, MAINTAINER, scratch=tmp_path)
     with pytest.raises(DestinationNotEmpty, match="another process"):
-        passes.clone.execute(source, destination, second, MAINTAINER, scratch=tmp_path)
+        verbs.clone.execute(source, destination, second, MAINTAINER, scratch=tmp_path)
     assert query_of(query, destination, tmp_path / "of clone", 7).is_right()
     half = open_storage(str(tmp_path / "half"))
     native = open_storage(str(tmp_path / "native"))
     made(native, tmp_path / "of native", "native", Structure.V1, in_batch_logs=False)
-    prepared = passes.clone.plan(native, half, FULL, MAINTAINER, stopped=True)
+    prepared = verbs.clone.plan(native, half, FULL, MAINTAINER, stopped=True)
     copies.begin(half, prepared.plan)
     lease.acquire(half, "clone", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock)
     with pytest.raises(RootHeld):
-        passes.clone.execute(native, half, prepared, MAINTAINER, scratch=tmp_path)
+        verbs.clone.execute(native, half, prepared, MAINTAINER, scratch=tmp_path)
 
 
 def test_a_certain_query_id_is_not_replaced_by_that_of_an_earlier_run(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     own(source, tmp_path)
-    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, new_query=True)
+    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, new_query=True)
     copies.begin(destination, prepared.plan)
-    certain = passes.clone.plan(source, destination, FULL, MAINTAINER, query_id=MAINTAINER.ids.fresh())
+    certain = verbs.clone.plan(source, destination, FULL, MAINTAINER, query_id=MAINTAINER.ids.fresh())
     assert [type(error) for error in certain.refusals] == [DestinationNotEmpty]
-    again = passes.clone.plan(source, destination, FULL, MAINTAINER, new_query=True)
+    again = verbs.clone.plan(source, destination, FULL, MAINTAINER, new_query=True)
     assert (again.refusals, again.plan.record) == ((), prepared.plan.record)
-    kept = passes.clone.plan(source, destination, FULL, MAINTAINER)
+    kept = verbs.clone.plan(source, destination, FULL, MAINTAINER)
     assert [type(error) for error in kept.refusals] == [DestinationNotEmpty]
 
 
@@ -140,8 +142,8 @@ def test_nothing_is_written_into_a_source_that_is_only_observed(disks: Roots, tm
     source, destination = disks
     query = made(source, tmp_path, "native", Structure.V2, in_batch_logs=False)
     before = source.list("", hidden=True)
-    prepared = passes.clone.plan(source, destination, Policies(), MAINTAINER)
-    passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)
+    prepared = verbs.clone.plan(source, destination, Policies(), MAINTAINER)
+    verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path)
     assert source.list("", hidden=True) == before
     assert query_of(query, destination, tmp_path / "of clone", 7).is_right()
 
@@ -221,7 +223,7 @@ def test_the_newest_batches_of_a_running_query_in_structure_v1_are_not_cloned(di
 def test_a_changelog_that_is_replaced_during_the_copy_stops_it(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = made(source, tmp_path, "native", Structure.V1, in_batch_logs=False)
-    prepared = passes.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
+    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, stopped=True)
     replaced: list[str] = []
 
     def replace_one(file: CopyFile) -> None:
@@ -230,7 +232,7 @@ def test_a_changelog_that_is_replaced_during_the_copy_stops_it(disks: Roots, tmp
             source.replace(file.path, source.read(file.path))
 
     with pytest.raises(SourceChanged, match="changed since"):
-        passes.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=replace_one)
+        verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=replace_one)
     assert catalog.newest_batch(destination) is None
     cloned(source, destination, tmp_path, stopped=True)
     assert query_of(query, destination, tmp_path / "of clone", 7).is_right()

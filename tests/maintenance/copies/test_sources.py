@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import Roots, cloned, own

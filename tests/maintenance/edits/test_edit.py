@@ -10,16 +10,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance import audit, edits
-from statekeeper.statestore.maintenance.edits import Edit
-from statekeeper.statestore.maintenance.edits.refusals import refusals
-from statekeeper.statestore.maintenance.edits.tables import read_table
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance.rewrites import edits
+from statekeeper.statestore.maintenance.rewrites.edits import Edit
+from statekeeper.statestore.maintenance.rewrites.edits.plan import refusals
+from statekeeper.statestore.maintenance.rewrites.edits.tables import read_table
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.dumped import dumped
 from tests.support.edited_keys import a_key_of, leaves, without_key
@@ -59,7 +60,7 @@ def test_the_deleted_key_is_gone_and_only_this_key(archive: Path, tmp_path: Path
     assert dumped(checkpoint) == expected
     assert +placed_rows(checkpoint, tmp_path / "placed").elsewhere == {}
     clean(storage, tmp_path)
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
     undo(storage, run)
     assert dumped(checkpoint) == before
     clean(storage, tmp_path)
@@ -249,7 +250,7 @@ def test_a_half_done_edit_blocks_other_verbs_and_other_edits(archive: Path, tmp_
     assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
     assert "is half done" in planned(storage, goal(k="key 4"), tmp_path).refusals[0]
     with pytest.raises(HalfSwitched):
-        switch_journal.require_none(storage)
+        rewrite_journal.require_none(storage)
 
 
 def test_in_structure_v1_a_guard_prevents_a_start_until_all_stores_are_edited(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.clock import Clock
-from statekeeper.statestore.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.checkpoint.rewrite_journal import Ending
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.edits import Edit
+from statekeeper.statestore.maintenance.rewrites.edits import Edit
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
-from statekeeper.statestore.switch_journal import Ending
 from tests.support.edits import apply, planned, rows, undo
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.rescales import abort
@@ -95,14 +95,14 @@ class CrashMatrix:
             undo(faulty, run) if self._of_undo else self._edit(faulty)
         assert len(faulty.trace) > request.number, case
         self._require_one_state_or_no_start(storage, case)
-        is_open = switch_journal.open_journal(storage) is not None
+        is_open = rewrite_journal.open_journal(storage) is not None
         if is_open and not finish:
             abort(storage, clock=after_the_dead())
         elif finish and (is_open or not self._of_undo):
             self._finish(storage, case)
-        assert switch_journal.open_journal(storage) is None, case
-        newest = switch_journal.newest_journal(storage)
-        is_edited = newest is not None and switch_journal.ending(storage, newest.begun) is Ending.SWITCHED
+        assert rewrite_journal.open_journal(storage) is None, case
+        newest = rewrite_journal.newest_journal(storage)
+        is_edited = newest is not None and rewrite_journal.ending(storage, newest.begun) is Ending.SWITCHED
         assert is_edited or not finish or self._of_undo, case
         assert rows(_path(storage)) == (self._edited if is_edited else self._old), case
         found = audit.judge(audit.gather(storage)).findings
@@ -123,7 +123,7 @@ class CrashMatrix:
     def _finish(self, storage: Storage, case: object) -> None:
         """Finish the edit, unless it has ended: then its plan has nothing to do. An undo that has deleted new snapshots can
         only be completed: the error names --abort."""
-        if switch_journal.open_journal(storage) is None and planned(storage, self._goal, self._folder).is_there:
+        if rewrite_journal.open_journal(storage) is None and planned(storage, self._goal, self._folder).is_there:
             assert rows(_path(storage)) == self._edited, case
             return
         missing: ObjectMissing | None = None

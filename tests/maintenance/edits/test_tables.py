@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from statekeeper.statestore.errors import SchemaMismatch, UnsupportedEnvironment
-from statekeeper.statestore.maintenance.edits.tables import read_table
+from statekeeper.statestore.base.errors import SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.maintenance.rewrites.edits.tables import read_table
 from tests.support.dumped import dumped
 from tests.support.twins import statekeeper
 from tests.support.unpacked import unpacked

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.binding import read_binding
-from statekeeper.statestore.errors import BatchConflict, RefusedAsUnsafe, SchemaMismatch
+from statekeeper.statestore.base.errors import BatchConflict, RefusedAsUnsafe, SchemaMismatch
 from statekeeper.statestore.format import names, operators
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root import StateRoot
+from statekeeper.statestore.root.binding import read_binding
+from statekeeper.statestore.root.state_root import StateRoot
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import (
     NEW,

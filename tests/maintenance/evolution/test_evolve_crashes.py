@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.base.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import (
     NEW,
@@ -99,7 +99,7 @@ class CrashMatrix:
         with suppress(SimulatedCrash, StatekeeperError):
             self._act(faulty)
         assert len(faulty.trace) > request.number, case
-        is_open = switch_journal.open_journal(storage) is not None
+        is_open = rewrite_journal.open_journal(storage) is not None
         if is_open:
             for values in (OLD, NEW):
                 with pytest.raises(HalfSwitched, match="schema evolution of 2 stores"):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.errors import HalfSwitched, LocalDiskFull, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.errors import HalfSwitched, LocalDiskFull, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.evolved_roots import by_key, commit, evolve, goal, new_rows, old_rows, plain_rows, rows_of, run
 from tests.support.mounts import fill, small_disk
@@ -67,7 +67,7 @@ def test_a_full_disk_of_the_root_leaves_the_former_rows(tmp_path: Path, finish: 
         filler = fill(place, left_bytes=FOR_JOURNAL)
         with pytest.raises(StorageError, match="space"):
             run(storage, ready, tmp_path / "scratch")
-        assert switch_journal.open_journal(storage) is not None
+        assert rewrite_journal.open_journal(storage) is not None
         filler.unlink()
         _end(storage, tmp_path / "scratch", finish=finish, before=before)
         clean(storage, tmp_path)
@@ -81,4 +81,4 @@ def _end(storage: Storage, scratch: Path, *, finish: bool, before: dict[str, byt
         abort(storage)
         assert rows_of(storage, 0, scratch) == BEFORE
         assert {path: body for path, body in contents(storage).items() if path in before} == before
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.storage import open_storage
 from tests.support import retention
 from tests.support.evolved_roots import (

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.base.errors import ObjectMissing, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.maintenance.copies import CopyFile
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.clones import CopyFile
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
@@ -154,13 +154,13 @@ def test_an_offset_that_the_source_deletes_during_a_run_leaves_the_logs_of_the_m
     mirrored(source, destination, tmp_path)
     query.grow(3)
     logs = destination.list(names.OFFSETS), destination.list(names.COMMITS)
-    prepared = passes.mirror.plan(source, destination, FULL, MAINTAINER)
+    prepared = verbs.mirror.plan(source, destination, FULL, MAINTAINER)
 
     def delete(_: CopyFile) -> None:
         source.delete([names.commits(10)])
 
     with pytest.raises(ObjectMissing):
-        passes.mirror.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=delete)
+        verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=delete)
     assert (destination.list(names.OFFSETS), destination.list(names.COMMITS)) == logs
 
 

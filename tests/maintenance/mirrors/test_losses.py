@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import CorruptFile, MirrorDiverged, MirrorStarted, RefusedAsUnsafe
+from statekeeper.statestore.base.errors import CorruptFile, MirrorDiverged, MirrorStarted, RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import mirrors, passes
-from statekeeper.statestore.maintenance.mirrors import Reason
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies import mirrors
+from statekeeper.statestore.maintenance.copies.mirrors import Reason
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
 from tests.support.file_sources import read_file, read_files
@@ -73,8 +74,8 @@ def test_a_repair_of_a_snapshot_in_the_source_is_mirrored(disks: Roots, tmp_path
 
     def repaired(spark: Spark) -> int:
         by = maintainer()
-        prepared = passes.repair.plan(source, FULL, spark)
-        passes.repair.execute(source, prepared, by, run=by.ids.fresh(), stopped=True)
+        prepared = verbs.repair.plan(source, FULL, spark)
+        verbs.repair.execute(source, prepared, by, run=by.ids.fresh(), stopped=True)
         return len(prepared.plan.actions)
 
     def headers(storage: Storage) -> list[str | None]:

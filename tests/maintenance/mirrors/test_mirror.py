@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import StorageError
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import mirror_names, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import history, mirrors
-from statekeeper.statestore.maintenance.copies import Way
-from statekeeper.statestore.maintenance.copies.copy_file import Part
-from statekeeper.statestore.maintenance.history_records import DeletedFiles, FailedRun, PlannedDeletion
-from statekeeper.statestore.maintenance.mirrors import Reason
-from statekeeper.statestore.maintenance.mirrors.plan import MOST_LISTS
+from statekeeper.statestore.maintenance.copies import mirrors
+from statekeeper.statestore.maintenance.copies.clones import Way
+from statekeeper.statestore.maintenance.copies.clones.model import Part
+from statekeeper.statestore.maintenance.copies.mirrors import Reason
+from statekeeper.statestore.maintenance.copies.mirrors.plan import MOST_LISTS
+from statekeeper.statestore.maintenance.records import history
+from statekeeper.statestore.maintenance.records.history import DeletedFiles, FailedRun, PlannedDeletion
 from statekeeper.statestore.storage import Kind, open_storage
 from tests.support.clones import FEW_KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.faulty_storage import Fault, FaultyStorage

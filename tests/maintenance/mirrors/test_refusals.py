@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -21,9 +20,11 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import mirror_names, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, passes
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query
@@ -178,11 +179,11 @@ def test_a_clone_does_not_overwrite_a_mirror(disks: Roots, tmp_path: Path) -> No
 
 def test_too_little_space_is_known_before_the_first_byte(disks: Roots, tmp_path: Path) -> None:
     own(disks[0], tmp_path)
-    prepared = passes.mirror.plan(*disks, FULL, MAINTAINER)
+    prepared = verbs.mirror.plan(*disks, FULL, MAINTAINER)
     place = prepared.gathered.copy.destination_place
     full = replace(place, location=replace(place.location, free=1_000))
     gathered = replace(prepared.gathered, copy=replace(prepared.gathered.copy, destination_place=full))
-    (refusal,) = passes.mirror.mirrors.plan(gathered, MAINTAINER.ids.fresh()).refusals
+    (refusal,) = verbs.mirror.mirrors.plan(gathered, MAINTAINER.ids.fresh()).refusals
     assert "1,000 bytes of free space" in str(refusal)
 
 
@@ -191,10 +192,10 @@ def test_of_two_runs_with_one_plan_the_second_one_is_rejected(disks: Roots, tmp_
     query = own(source, tmp_path)
     mirrored(source, destination, tmp_path)
     query.grow(1)
-    first, second = (passes.mirror.plan(source, destination, FULL, MAINTAINER) for _ in range(2))
-    passes.mirror.execute(source, destination, first, MAINTAINER, scratch=tmp_path)
+    first, second = (verbs.mirror.plan(source, destination, FULL, MAINTAINER) for _ in range(2))
+    verbs.mirror.execute(source, destination, first, MAINTAINER, scratch=tmp_path)
     with pytest.raises(SourceChanged, match="another process"):
-        passes.mirror.execute(source, destination, second, MAINTAINER, scratch=tmp_path)
+        verbs.mirror.execute(source, destination, second, MAINTAINER, scratch=tmp_path)
     require_right(query, destination, tmp_path / "of mirror")
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import snapshot
+from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.contents import quiet
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.checksum import checksum
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
-from statekeeper.statestore.maintenance import audit, quiet, repair
-from statekeeper.statestore.maintenance.repair import Quarantine, RepairPlan, RepairReason, Spark
+from statekeeper.statestore.maintenance.rollback import repair
+from statekeeper.statestore.maintenance.rollback.repair import Quarantine, RepairPlan, RepairReason, Spark
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StorageError
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import read_snapshot
-from statekeeper.statestore.maintenance import audit, lease, retention, runs
-from statekeeper.statestore.maintenance.audit import AuditPolicy
-from statekeeper.statestore.maintenance.repair import Spark
-from statekeeper.statestore.maintenance.retention import Rule
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rollback.repair import Spark
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
+from statekeeper.statestore.maintenance.upkeep.retention import Rule
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

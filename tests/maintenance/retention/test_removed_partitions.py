@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance import retention as verb
-from statekeeper.statestore.maintenance import runs
-from statekeeper.statestore.maintenance.retention import RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.upkeep import retention as verb
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

@@ -8,19 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import (
-    CorruptFile,
-    NotACheckpoint,
-    StatekeeperError,
-    VersionNotLoadable,
-)
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import EMPTY, VersionId
-from statekeeper.statestore.maintenance import retention, runs, snapshot
-from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
-from statekeeper.statestore.maintenance.snapshot import Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.upkeep import retention, snapshot
+from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.upkeep.snapshot import Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import retention
-from statekeeper.statestore.maintenance.retention import RetentionPolicy, Rule
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy, Rule
 from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.retention import AT_ONCE, collect, paths, planned, rules

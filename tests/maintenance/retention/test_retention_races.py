@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import (
-    CorruptFile,
-    LeaseLost,
-    RefusedAsUnsafe,
-    RootHeld,
-)
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import CorruptFile, LeaseLost, RefusedAsUnsafe, RootHeld
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
-from statekeeper.statestore.maintenance import announcements, lease, retention
-from statekeeper.statestore.maintenance.retention import DeletionOutcome, RetentionPolicy, Rule
+from statekeeper.statestore.maintenance.records import announcements, lease
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy, Rule
 from statekeeper.statestore.storage import Entry, Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock

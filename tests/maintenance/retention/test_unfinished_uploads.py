@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import AccessDenied, StorageError
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import AccessDenied, StorageError
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import passes, retention
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.passes import Maintainer
-from statekeeper.statestore.maintenance.retention import RetentionFacts, RetentionPlan, Rule
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionFacts, RetentionPlan, Rule
+from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
@@ -148,8 +149,8 @@ def test_a_run_that_dies_at_an_abort_is_completed_by_the_next_one(storage: Stora
 def test_the_pass_of_the_command_aborts_uploads(storage: Storage, left: str, s3_server: S3Server, bucket: str) -> None:
     clock = LaterClock(2 * DAY_SECONDS)
     policies = Policies(retention=AT_ONCE)
-    prepared = passes.retention.plan(storage, policies, clock=clock, mode=Mode.FULL, everything=True)
+    prepared = verbs.retention.plan(storage, policies, clock=clock, mode=Mode.FULL, everything=True)
     s3_server.next("DELETE", "uploadId", Wire.REFUSE)
-    done = passes.retention.execute(storage, prepared, Maintainer("a test", clock, RandomIds()))
+    done = verbs.retention.execute(storage, prepared, Maintainer("a test", clock, RandomIds()))
     assert sum(step.files for step in done.done) == len(prepared.planned.deletions) >= 2
     assert s3_server.open_uploads(bucket) == 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.base.errors import StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.storage import Kind, Storage, open_storage

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.origin import Origin
 from statekeeper.statestore.storage import Kind, Storage
 from tests.support.audits import audited
 from tests.support.clones import KINDS

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import LOG, parse_entry
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
-from statekeeper.statestore.maintenance.rewind import RewindReason
+from statekeeper.statestore.maintenance.rollback.rewind import RewindReason
 from statekeeper.statestore.storage import Kind, Storage
 from tests.support.audits import audited
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
-from statekeeper.statestore.maintenance import quarantine
-from statekeeper.statestore.maintenance.quarantine import QuarantineRecord, QueryPosition
-from statekeeper.statestore.maintenance.rewind.sources import data
+from statekeeper.statestore.maintenance.records import quarantine
+from statekeeper.statestore.maintenance.records.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.maintenance.rollback.rewind.sources import data
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import cloned

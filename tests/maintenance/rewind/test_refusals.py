@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import RandomIds, SystemClock
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     NotACheckpoint,
     RefusedAsUnsafe,
@@ -18,10 +17,13 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import file_source, logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, passes, rewind
-from statekeeper.statestore.maintenance.config import Mode, Policies
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rollback import rewind
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import made, own
 from tests.support.maintainers import MAINTAINER
@@ -105,7 +107,7 @@ def test_a_target_without_the_offsets_that_spark_reads_is_rejected(root: Storage
 
 def test_a_configured_mode_other_than_full_is_rejected(root: Storage, tmp_path: Path) -> None:
     own(root, tmp_path)
-    prepared = passes.rewind.plan(root, Policies(mode=Mode.SNAPSHOTS), MAINTAINER, 5, scratch=tmp_path)
+    prepared = verbs.rewind.plan(root, Policies(mode=Mode.SNAPSHOTS), MAINTAINER, 5, scratch=tmp_path)
     assert [type(found) for found in prepared.refusals] == [RefusedAsUnsafe]
 
 
@@ -114,7 +116,7 @@ def test_a_query_that_may_run_is_rejected(root: Storage, tmp_path: Path) -> None
     before = contents(root)
     prepared = planned(root, 5, tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="may be running"):
-        passes.rewind.execute(root, prepared, MAINTAINER, run=MAINTAINER.ids.fresh(), stopped=False, scratch=tmp_path)
+        verbs.rewind.execute(root, prepared, MAINTAINER, run=MAINTAINER.ids.fresh(), stopped=False, scratch=tmp_path)
     assert contents(root) == before
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import binding, catalog
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli.rewind import source_line
-from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewind import SourceNeed
+from statekeeper.statestore.maintenance.rollback.rewind import SourceNeed
+from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, KINDS, cloned, made, own

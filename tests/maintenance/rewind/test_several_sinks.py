@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import attempts
-from statekeeper.statestore.attempt_outputs import OutputRecord, SinkPosition
-from statekeeper.statestore.clock import RandomIds
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.root import attempts
+from statekeeper.statestore.root.attempts import OutputRecord, SinkPosition
 from statekeeper.statestore.storage import open_storage
 from tests.support.commands import statekeeper
 from tests.support.keyed_roots import KeyedRoot

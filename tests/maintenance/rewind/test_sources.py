@@ -13,11 +13,23 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.errors import BadConfiguration, CorruptFile, NotACheckpoint, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.errors import (
+    BadConfiguration,
+    CorruptFile,
+    NotACheckpoint,
+    RefusedAsUnsafe,
+    StorageError,
+)
 from statekeeper.statestore.format.logs import OffsetLog
-from statekeeper.statestore.maintenance.rewind import SourceLocations, SourceNeed, client_properties, look_up
-from statekeeper.statestore.maintenance.rewind.sources import kafka
-from statekeeper.statestore.maintenance.rewind.sources.data import DeltaVersions, Files, KafkaOffsets, OtherData, read
+from statekeeper.statestore.maintenance.rollback.rewind import SourceLocations, SourceNeed, client_properties, look_up
+from statekeeper.statestore.maintenance.rollback.rewind.sources import kafka
+from statekeeper.statestore.maintenance.rollback.rewind.sources.data import (
+    DeltaVersions,
+    Files,
+    KafkaOffsets,
+    OtherData,
+    read,
+)
 from statekeeper.statestore.storage import Storage, open_storage
 
 

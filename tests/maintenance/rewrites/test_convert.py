@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import rewrites, runs
-from statekeeper.statestore.maintenance.rewrites import Convert
-from statekeeper.statestore.maintenance.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import Convert
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.rescales import FOR_SPARK, abort, all_rows
@@ -104,7 +105,7 @@ def test_a_rescale_needs_a_conversion_first(tmp_path: Path) -> None:
     options = ("--for-spark", "4.2", *APPLY, "--scratch", str(tmp_path / "scratch"))
     refused = statekeeper("rescale", str(checkpoint), "--partitions", "5", *options, exit_code=3)
     assert f"statekeeper convert {checkpoint} --to rocksdb" in " ".join(refused.split())
-    assert switch_journal.open_journal(open_storage(str(checkpoint))) is None
+    assert rewrite_journal.open_journal(open_storage(str(checkpoint))) is None
     convert(checkpoint, "--to", "rocksdb", *APPLY)
     statekeeper("rescale", str(checkpoint), "--partitions", "5", *options)
     assert all_rows(checkpoint) == before
@@ -130,7 +131,7 @@ def test_an_operator_with_column_families_stays_on_rocksdb(tmp_path: Path) -> No
     refused = convert(checkpoint, "--to", "hdfs", exit_code=3)
     assert "has column families, which Spark's default provider does not support" in " ".join(refused.split())
     convert(checkpoint, "--to", "hdfs", *APPLY, exit_code=3)
-    assert switch_journal.open_journal(open_storage(str(checkpoint))) is None
+    assert rewrite_journal.open_journal(open_storage(str(checkpoint))) is None
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,9 @@ def test_an_impossible_conversion_states_the_reason(
 
 
 def test_too_little_local_disk_blocks_the_conversion(tmp_path: Path) -> None:
-    facts = rewrites.gather(open_storage(str(unpacked(SESSIONS, tmp_path))), scratch=tmp_path)
+    facts = engine.gather(open_storage(str(unpacked(SESSIONS, tmp_path))), scratch=tmp_path)
     full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
-    refusals = rewrites.plan(full, Convert(Provider.ROCKSDB), FOR_SPARK).refusals
+    refusals = engine.plan(full, Convert(Provider.ROCKSDB), FOR_SPARK).refusals
     assert "10 are free" in refusals[-1]
 
 
@@ -170,7 +171,7 @@ def test_an_abort_keeps_a_batch_that_the_query_committed_after_an_interrupted_co
         def _fault_of(self, request: Request) -> Fault | None:
             return Fault.BEFORE if request.path == names.commits(batch + 1) and request.kind in WRITES else None
 
-    plan = rewrites.plan(rewrites.gather(storage, scratch=tmp_path), Convert(Provider.ROCKSDB), FOR_SPARK)
+    plan = engine.plan(engine.gather(storage, scratch=tmp_path), Convert(Provider.ROCKSDB), FOR_SPARK)
     machine = Machine(scratch=tmp_path / "scratch", clock=SystemClock(), ids=RandomIds(), workers=1)
     with pytest.raises(SimulatedCrash):
         runs.rewrite(Dying(storage), plan, lambda _: None, run=RandomIds().fresh(), holder="dead", machine=machine)
@@ -180,4 +181,4 @@ def test_an_abort_keeps_a_batch_that_the_query_committed_after_an_interrupted_co
     abort(storage, clock=after_the_dead())
     assert storage.read(names.offsets(batch + 1)) == offsets
     assert catalog.newest_batch(storage) == batch + 1
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None

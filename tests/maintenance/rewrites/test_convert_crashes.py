@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.clock import Clock
+from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import Convert
+from statekeeper.statestore.maintenance.rewrites.engine import Convert
 from statekeeper.statestore.storage import Storage
 from tests.support.rescales import rescale
 from tests.support.rewrite_crashes import CrashMatrix

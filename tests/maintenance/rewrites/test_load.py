@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.clock import RandomIds
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     NotACheckpoint,
     ObjectMissing,
@@ -22,8 +21,9 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     UnknownFormatVersion,
 )
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.maintenance.switchover import Progress, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.switchover import Progress, SwitchPhase
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import rescales
 from tests.support.loads import load, planned, savepoint, undo
@@ -230,4 +230,4 @@ def test_a_savepoint_that_does_not_fit_is_rejected_and_nothing_is_written(
         load(storage, of, tmp_path / "scratch")
     after = contents(storage)
     assert {path: body for path, body in after.items() if not path.startswith(names.LEASES)} == before
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None

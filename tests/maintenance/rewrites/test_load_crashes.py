@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.clock import Clock
-from statekeeper.statestore.errors import StatekeeperError
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.loads import load, savepoint
@@ -83,12 +83,12 @@ def test_a_load_in_a_bucket_that_dies_at_a_sampled_write_is_finished_or_reversed
         storage = uploaded(target)
         with suppress(SimulatedCrash, StatekeeperError):
             load(FaultyStorage(storage, {request.number: fault}), of, scratch)
-        if switch_journal.open_journal(storage) is not None:
+        if rewrite_journal.open_journal(storage) is not None:
             if finish:
                 load(storage, of, scratch, clock=after_the_dead())
             else:
                 abort(storage, clock=after_the_dead())
-        assert switch_journal.open_journal(storage) is None, (request, fault)
+        assert rewrite_journal.open_journal(storage) is None, (request, fault)
         assert rows(storage, tmp_path / f"case {number}") == expected, (request, fault)
         assert audit.judge(audit.gather(storage)).findings == (), (request, fault)
     assert len(writes[::ONE_OF]) >= 5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.keyed_roots import KeyedRoot

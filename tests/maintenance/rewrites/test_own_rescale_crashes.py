@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.binding import read_binding
-from statekeeper.statestore.errors import HalfSwitched, StatekeeperError
-from statekeeper.statestore.maintenance import audit
-from statekeeper.statestore.maintenance.audit import FindingKind
+from statekeeper.statestore.base.errors import HalfSwitched, StatekeeperError
+from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot
@@ -73,7 +73,7 @@ class CrashMatrix:
             rescale(faulty, NEW, self._folder)
         assert len(faulty.trace) > request.number, case
         root.assert_right()
-        if switch_journal.open_journal(root.storage) is not None:
+        if rewrite_journal.open_journal(root.storage) is not None:
             self._require_honest(root, case)
             if finish:
                 rescale(root.storage, NEW, self._folder, clock=after_the_dead())

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.errors import HalfSwitched, RefusedAsUnsafe
+from statekeeper.statestore.base.errors import HalfSwitched, RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.state_conf import shuffle_partitions
-from statekeeper.statestore.maintenance import audit, rewrites
-from statekeeper.statestore.maintenance.rewrites import Rescale
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows
@@ -159,13 +160,13 @@ def test_a_damaged_store_blocks_the_rescale(tmp_path: Path) -> None:
     storage.replace(store.changelog(head), b"damaged")
     with pytest.raises(RefusedAsUnsafe, match="the audit reports"):
         rescale(storage, 5, tmp_path)
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
 
 
 def test_too_little_local_disk_blocks_the_rescale(tmp_path: Path) -> None:
-    facts = rewrites.gather(opened(V2, tmp_path), scratch=tmp_path)
+    facts = engine.gather(opened(V2, tmp_path), scratch=tmp_path)
     full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
-    [refusal] = rewrites.plan(full, Rescale(5), FOR_SPARK).refusals
+    [refusal] = engine.plan(full, Rescale(5), FOR_SPARK).refusals
     assert "10 are free" in refusal
 
 
@@ -194,7 +195,7 @@ def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(processe
     assert getattr(raised.value, "code", None) == "unknown_partitioning"
     assert "state/0/" in str(raised.value)
     abort(storage)
-    assert switch_journal.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
 
 
 def test_a_half_done_rescale_blocks_other_verbs_and_other_goals(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_a_half_done_rescale_blocks_other_verbs_and_other_goals(tmp_path: Path) 
     assert "half done" in statekeeper("switch", root, "--to", "v2", exit_code=3)
     statekeeper("switch", root, "--abort", "--confirm-stopped", exit_code=13)
     with pytest.raises(HalfSwitched):
-        switch_journal.require_none(storage)
+        rewrite_journal.require_none(storage)
 
 
 def test_in_structure_v1_no_query_can_start_before_the_rescale_ends(tmp_path: Path) -> None:

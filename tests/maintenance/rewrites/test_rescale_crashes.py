@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import Clock
-from statekeeper.statestore.errors import StatekeeperError
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import audit
+from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.rescales import abort, rescale

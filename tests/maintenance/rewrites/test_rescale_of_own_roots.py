@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.binding import read_binding
+from statekeeper.statestore.base.errors import BatchConflict
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
-from statekeeper.statestore.errors import BatchConflict
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.root import Ready
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.root.binding import read_binding
+from statekeeper.statestore.root.state_root import Ready
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog, switch_journal
-from statekeeper.statestore.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format.file_sink import LOG
 from statekeeper.statestore.storage import Storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
@@ -64,7 +64,7 @@ def test_a_wrong_or_incomplete_log_stops_the_rescale_before_anything_is_written(
             path.write_bytes(b"v2\n{}")
         with pytest.raises(kind, match=text):
             rescale(query.storage, 3, tmp_path, sink=query.sink)
-        assert switch_journal.open_journal(query.storage) is None
+        assert rewrite_journal.open_journal(query.storage) is None
         assert catalog.newest_batch(query.storage) == query.newest
         query.rescale(*APPLY, "--file-sink", str(query.output), exit_code=kind.exit_code)
 
@@ -82,14 +82,14 @@ def test_an_interrupted_rescale_is_finished_without_the_option(tmp_path: Path, f
     with pytest.raises(SimulatedCrash):
         rescale(query.storage, 3, tmp_path, sink=_dying(query.sink, fault))
     assert catalog.newest_batch(query.storage) == query.newest + 1
-    opened = switch_journal.open_journal(query.storage)
+    opened = rewrite_journal.open_journal(query.storage)
     assert opened is not None
     assert f"--partitions 3 --file-sink {query.output.as_uri()} --apply" in opened.begun.finishing
     query.unlock()
     query.rescale(*APPLY, "--file-sink", str(tmp_path / "elsewhere"), exit_code=13)
     query.rescale(*APPLY)
     assert len(query.files() - before) == 1
-    assert switch_journal.open_journal(query.storage) is None
+    assert rewrite_journal.open_journal(query.storage) is None
 
 
 @pytest.mark.parametrize("interval", [10, 1])

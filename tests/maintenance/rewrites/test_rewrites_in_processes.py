@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import switch_journal
-from statekeeper.statestore.errors import LocalStateError
+from statekeeper.statestore.base.errors import LocalStateError
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import Convert, Goal, build
+from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, snapshots
 from statekeeper.statestore.storage import open_storage
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.placed_rows import placed_rows
@@ -64,13 +64,13 @@ def test_a_rewrite_whose_process_is_killed_is_completed_by_the_next_run(
 ) -> None:
     checkpoint = unpacked(AGGREGATION, tmp_path)
     storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
-    written: Callable[..., object] = build._written
+    written: Callable[..., object] = snapshots._written
     with monkeypatch.context() as patched:
-        patched.setattr(build, "_written", _killed)
+        patched.setattr(snapshots, "_written", _killed)
         with pytest.raises(LocalStateError, match=r"was killed.*--workers"):
             rescale(storage, 5, tmp_path, processes=2)
-    assert build._written is written
-    assert switch_journal.open_journal(storage) is not None
+    assert snapshots._written is written
+    assert rewrite_journal.open_journal(storage) is not None
     rescale(storage, 5, tmp_path, processes=2)
     assert all_rows(checkpoint) == before
     clean(storage, tmp_path)
@@ -85,7 +85,7 @@ _CALLS_THAT_SLEEP = """
 from threading import Thread
 from time import sleep
 import os
-from statekeeper.statestore.maintenance.processes import callers
+from statekeeper.statestore.base.workers import callers
 with callers(2) as call:
     print(call(os.getpid), flush=True)
     Thread(target=call, args=(sleep, 600), daemon=True).start()
@@ -105,8 +105,8 @@ def test_the_death_of_the_first_process_ends_the_others() -> None:
 _WORK_THAT_SLEEPS = """
 from functools import partial
 from time import sleep
-from statekeeper.statestore.maintenance.pool import in_pool
-from statekeeper.statestore.maintenance.processes import callers
+from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.base.workers import callers
 with callers(2) as call:
     call(sleep, 0)
     print("ready", flush=True)

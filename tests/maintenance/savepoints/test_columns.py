@@ -12,22 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statekeeper.statestore.contents import Layout
-from statekeeper.statestore.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.contents.rows import Layout
 from statekeeper.statestore.format.families import Family
 from statekeeper.statestore.format.family_rows import DecodedRows
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.savepoints.columns import (
+from statekeeper.statestore.maintenance.copies.savepoints.record import Begun
+from statekeeper.statestore.maintenance.copies.savepoints.write import (
     Table,
+    _typed_errors,
     digest_of,
     digest_sum,
+    encode_commit,
     raw_rows,
     table_of,
     typed_rows,
 )
-from statekeeper.statestore.maintenance.savepoints.delta import encode_commit
-from statekeeper.statestore.maintenance.savepoints.record import Begun
-from statekeeper.statestore.maintenance.savepoints.write import _typed_errors
 
 NESTED = pa.struct([("a b", pa.string()), ("A b", pa.null()), ("at", pa.timestamp("us"))])
 KEY = pa.schema([("k", pa.string()), ("k", pa.int32()), ("K", pa.date32())])

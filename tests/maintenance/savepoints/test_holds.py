@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.clock import SystemClock
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import (
     LeaseLost,
     LocalDiskFull,
     RefusedAsUnsafe,
@@ -22,14 +21,16 @@ from statekeeper.statestore.errors import (
     StorageError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import holds, lease, passes
-from statekeeper.statestore.maintenance.config import Mode, Policies
-from statekeeper.statestore.maintenance.holds import Hold
-from statekeeper.statestore.maintenance.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.savepoints.write import FILE_BYTES
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints.write import FILE_BYTES
+from statekeeper.statestore.maintenance.records import holds, lease
+from statekeeper.statestore.maintenance.records.holds import Hold
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, made, own
 from tests.support.commands import statekeeper
@@ -62,7 +63,7 @@ def test_retention_keeps_the_batch_that_a_savepoint_reads(disks: Roots, tmp_path
     """The query continues and retention runs after the first piece of rows."""
     source, destination = disks
     query = own(source, tmp_path)
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
     began: list[list[str]] = []
 
     def wrote(_: int) -> None:
@@ -72,7 +73,7 @@ def test_retention_keeps_the_batch_that_a_savepoint_reads(disks: Roots, tmp_path
             query.gc()
             query.gc()
 
-    passes.savepoint.execute_rows(
+    verbs.savepoint.execute_rows(
         source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path, wrote=wrote, workers=1
     )
     assert len(began[0]) == 1
@@ -102,11 +103,11 @@ def test_retention_stops_if_a_batch_of_its_plan_is_held_since(disks: Roots, tmp_
     query = own(source, tmp_path)
     outgrow(query)
     policies = Policies(mode=Mode.FULL, retention=RetentionPolicy(versions=3, grace_seconds=0.0))
-    prepared = passes.retention.plan(source, policies, clock=MAINTAINER.clock)
+    prepared = verbs.retention.plan(source, policies, clock=MAINTAINER.clock)
     before = commits(source)
     with holds.held(source, HOLD, run=MAINTAINER.ids.fresh(), clock=MAINTAINER.clock):
         with pytest.raises(RefusedAsUnsafe, match="batch 7 is held since the plan was made"):
-            passes.retention.execute(source, prepared, MAINTAINER)
+            verbs.retention.execute(source, prepared, MAINTAINER)
         assert commits(source) == before
 
 
@@ -160,12 +161,12 @@ def test_a_hold_that_cannot_be_read_stops_retention(disks: Roots, tmp_path: Path
 def test_a_deleted_batch_is_detected_after_the_hold(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = own(source, tmp_path)
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
     outgrow(query)
     query.gc()
     query.gc()
     with pytest.raises(VersionNotLoadable) as raised:
-        passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path)
+        verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path)
     assert "--label" not in (raised.value.hint or "")
     assert held(source) == []
 
@@ -173,12 +174,12 @@ def test_a_deleted_batch_is_detected_after_the_hold(disks: Roots, tmp_path: Path
 def test_an_observed_source_gets_no_hold_and_advice(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     query = made(source, tmp_path, "native", Structure.V2, in_batch_logs=False)
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
     seen: list[list[str]] = []
     observed = Policies(mode=Mode.OBSERVE)
     source.delete([entry.path for entry in source.list("state/0/1") if "/8_" in entry.path])
     with pytest.raises(VersionNotLoadable, match="mode observe allows no hold") as raised:
-        passes.savepoint.execute_rows(
+        verbs.savepoint.execute_rows(
             source,
             destination,
             prepared,
@@ -223,8 +224,8 @@ def test_lease_and_hold_are_renewed_during_one_piece_of_work(disks: Roots, tmp_p
         [of_hold] = [json.loads(source.read(path)) for path in held(source)]
         renewed.append((of_lease["beat"], of_hold["renewals"]))
 
-    prepared = passes.savepoint.plan_rows(source, destination, by)
-    passes.savepoint.execute_rows(source, destination, prepared, by, FULL, scratch=tmp_path, wrote=wrote, workers=1)
+    prepared = verbs.savepoint.plan_rows(source, destination, by)
+    verbs.savepoint.execute_rows(source, destination, prepared, by, FULL, scratch=tmp_path, wrote=wrote, workers=1)
     assert renewed[0][0] > 0
     assert renewed[0][1] > 0
 
@@ -255,11 +256,11 @@ def test_a_stale_plan_deletes_no_file_of_a_savepoint_that_another_run_has_comple
     own(source, tmp_path)
     with pytest.raises(StorageError, match="is down"):
         saved(source, Disturbed(destination, without_records=True), tmp_path)
-    stale = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    stale = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
     assert len(stale.plan.leftovers) == 2
     saved(source, destination, tmp_path)
     before = {entry.path: entry for entry in destination.list("") if not entry.path.startswith(names.LEASES)}
-    passes.savepoint.execute_rows(source, destination, stale, MAINTAINER, FULL, scratch=tmp_path)
+    verbs.savepoint.execute_rows(source, destination, stale, MAINTAINER, FULL, scratch=tmp_path)
     after = {entry.path: entry for entry in destination.list("") if not entry.path.startswith(names.LEASES)}
     assert after == before
 
@@ -285,7 +286,7 @@ def test_a_finished_store_counts_only_with_all_its_files(
     path = damaged(destination, damage)
     if not has_manifest:
         destination.delete([MANIFEST])
-    plan = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan
+    plan = verbs.savepoint.plan_rows(source, destination, MAINTAINER).plan
     assert (plan.is_complete, len(plan.to_read())) == (False, 1)
     assert (path in plan.leftovers) == (damage == "shorter" and not has_manifest)
     assert bool(plan.leftovers) != has_manifest
@@ -306,7 +307,7 @@ def test_a_scratch_disk_that_is_too_small_is_refused_before_anything_is_written(
 ) -> None:
     source, destination = disks
     own(source, tmp_path)
-    plan = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan
+    plan = verbs.savepoint.plan_rows(source, destination, MAINTAINER).plan
     sizes = sorted(plan.store_bytes.values())
     assert len(sizes) == 2
     assert sizes[0] > 1000
@@ -318,17 +319,17 @@ def test_a_scratch_disk_that_is_too_small_is_refused_before_anything_is_written(
     assert "of local disk in" in statekeeper(*verb, "--dry-run").output
     # The destination is on the same disk.
     needed = plan.scratch_bytes(1) + plan.table_bytes
-    monkeypatch.setattr("statekeeper.statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr("statekeeper.statestore.maintenance.verbs.savepoint.free_bytes", lambda _: needed - 1)
 
     def save() -> None:
-        prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
-        passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path, workers=1)
+        prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
+        verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path, workers=1)
 
     with pytest.raises(LocalDiskFull, match=r"workers and the tables on the same disk need .*nothing was written"):
         save()
     assert destination.list("", hidden=True) == []
     assert held(source) == []
-    monkeypatch.setattr("statekeeper.statestore.maintenance.passes.savepoint.free_bytes", lambda _: needed)
+    monkeypatch.setattr("statekeeper.statestore.maintenance.verbs.savepoint.free_bytes", lambda _: needed)
     save()
 
 
@@ -337,7 +338,7 @@ def test_a_disk_of_the_destination_that_is_too_small_is_refused_before_anything_
 ) -> None:
     source, destination = disks
     own(source, tmp_path)
-    needed = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
+    needed = verbs.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
     free = shutil.disk_usage(tmp_path)
     verb = ("savepoint", tmp_path / "root", tmp_path / "clone", "--rows", "--scratch", tmp_path, "--output", "json")
     monkeypatch.setattr("shutil.disk_usage", lambda _: free._replace(free=needed - 1))
@@ -351,11 +352,11 @@ def test_a_disk_of_the_destination_that_is_too_small_is_refused_before_anything_
     monkeypatch.undo()
     with pytest.raises(StorageError, match="is down"):
         saved(source, Disturbed(destination, without_records=True), tmp_path)
-    left = passes.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
+    left = verbs.savepoint.plan_rows(source, destination, MAINTAINER).plan.table_bytes
     assert 0 < left <= needed
     saved(source, destination, tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free._replace(free=0))
-    assert passes.savepoint.plan_rows(source, destination, MAINTAINER).refusals == ()
+    assert verbs.savepoint.plan_rows(source, destination, MAINTAINER).refusals == ()
 
 
 # -- hostile records ---------------------------------------------------------------------------------------------------

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld, StatekeeperError
+from statekeeper.statestore.base.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld, StatekeeperError
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, passes
-from statekeeper.statestore.maintenance.config import Mode
-from statekeeper.statestore.maintenance.labels import Content, Label
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.labels import Content, Label
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own, query_of
@@ -46,13 +47,13 @@ def test_garbage_collection_of_the_source_and_of_the_savepoint_keeps_its_state(
     assert held(destination, tmp_path / "look again") == before
     assert copy.is_right()
     assert audited(destination, scratch=tmp_path / "deep").findings == ()
-    [label] = passes.savepoint.listed(source).labels
-    assert passes.savepoint.listed(destination).labels == (label,)
+    [label] = verbs.savepoint.listed(source).labels
+    assert verbs.savepoint.listed(destination).labels == (label,)
     assert (label.label, label.note, label.batch, label.content) == ("before", "before the upgrade", 5, Content.FILES)
     assert label.size_bytes > 0
     remove(source, destination)
     assert destination.list("", hidden=True) == []
-    assert passes.savepoint.listed(source).labels == ()
+    assert verbs.savepoint.listed(source).labels == ()
     assert query.is_right()
     assert audited(source, scratch=tmp_path / "deep source").findings == ()
 
@@ -63,7 +64,7 @@ def test_an_observed_source_gets_no_record(disks: Roots, tmp_path: Path) -> None
     before = source.list("", hidden=True)
     kept(source, destination, tmp_path, policies=replace(FULL, mode=None))
     assert source.list("", hidden=True) == before
-    assert passes.savepoint.listed(source).labels == ()
+    assert verbs.savepoint.listed(source).labels == ()
     remove(destination, destination)
     assert destination.list("", hidden=True) == []
 
@@ -72,10 +73,10 @@ def test_tables_with_a_label_are_listed_and_deleted(disks: Roots, tmp_path: Path
     source, destination = disks
     own(source, tmp_path)
     saved(source, destination, tmp_path, label="march", batch=6)
-    [label] = passes.savepoint.listed(source).labels
+    [label] = verbs.savepoint.listed(source).labels
     assert (label.content, label.batch, label.destination) == (Content.ROWS, 6, destination.url)
     saved(source, destination, tmp_path, label="march", batch=6)
-    assert passes.savepoint.listed(source).labels == (label,)
+    assert verbs.savepoint.listed(source).labels == (label,)
     remove(source, destination, "march")
     assert destination.list("", hidden=True) == []
 
@@ -100,7 +101,7 @@ def test_a_second_run_writes_the_missing_labels(disks: Roots, tmp_path: Path) ->
         storage.delete([path])
         query.grow(1)
         kept(source, destination, tmp_path, batch=7)
-        [label] = passes.savepoint.listed(source).labels
+        [label] = verbs.savepoint.listed(source).labels
         assert label.is_same(prepared.label)
 
 
@@ -122,7 +123,7 @@ def test_the_same_command_completes_an_interrupted_savepoint_of_a_running_source
     assert hint in (raised.value.hint or "")
     assert kept(source, destination, tmp_path).label.batch == 7
     assert catalog.newest_batch(destination) == 7
-    assert [label.batch for label in passes.savepoint.listed(source).labels] == [7]
+    assert [label.batch for label in verbs.savepoint.listed(source).labels] == [7]
 
 
 @pytest.mark.parametrize("of_labels", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["labels", "all"])
@@ -151,8 +152,8 @@ def test_a_run_after_a_crash_completes_the_savepoint_and_its_labels(
             for root in roots:
                 root.delete([entry.path for entry in root.list(names.LEASES)])
             kept(source, destination, tmp_path)
-            assert passes.savepoint.listed(source) == passes.savepoint.listed(destination), (request, fault)
-            assert len(passes.savepoint.listed(source).labels) == 1
+            assert verbs.savepoint.listed(source) == verbs.savepoint.listed(destination), (request, fault)
+            assert len(verbs.savepoint.listed(source).labels) == 1
             assert query_of(query, destination, tmp_path / f"look {side} {number}", 1).is_right(), (request, fault)
 
 
@@ -179,10 +180,10 @@ def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(
         spoilt[side] = FaultyStorage(spoilt[side], {request.number: fault})
         with pytest.raises((SimulatedCrash, StatekeeperError)):
             remove(*spoilt)
-        if passes.savepoint.listed(source).labels:
+        if verbs.savepoint.listed(source).labels:
             remove(source, destination)
         assert destination.list("", hidden=True) == [], (request, fault)
-        assert passes.savepoint.listed(source).labels == ()
+        assert verbs.savepoint.listed(source).labels == ()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_a_label_names_one_savepoint(disks: Roots, tmp_path: Path) -> None:
 
 
 def _with_another_label(destination: Storage) -> None:
-    label = passes.savepoint.find(destination, "before")
+    label = verbs.savepoint.find(destination, "before")
     destination.replace(savepoint_names.LABEL, replace(label, label="after").encoded())
 
 
@@ -245,7 +246,7 @@ def test_a_location_that_is_not_the_savepoint_is_not_deleted(
 def test_an_unknown_label_is_an_error(disks: Roots, tmp_path: Path) -> None:
     own(disks[0], tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="no savepoint has the label march"):
-        passes.savepoint.find(disks[0], "march")
+        verbs.savepoint.find(disks[0], "march")
 
 
 def test_the_list_of_an_observed_source_does_not_change(disks: Roots, tmp_path: Path) -> None:
@@ -253,8 +254,8 @@ def test_the_list_of_an_observed_source_does_not_change(disks: Roots, tmp_path: 
     own(source, tmp_path)
     kept(source, destination, tmp_path)
     observed = replace(FULL, mode=Mode.OBSERVE)
-    label: Label = passes.savepoint.find(source, "before")
-    planned = passes.savepoint.plan_removal(source, destination, label, observed, MAINTAINER)
+    label: Label = verbs.savepoint.find(source, "before")
+    planned = verbs.savepoint.plan_removal(source, destination, label, observed, MAINTAINER)
     with pytest.raises(RefusedAsUnsafe, match="the mode of this root is observe"):
-        passes.savepoint.execute_removal(source, destination, planned)
+        verbs.savepoint.execute_removal(source, destination, planned)
     assert catalog.newest_batch(destination) == 7

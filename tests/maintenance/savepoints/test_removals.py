@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.format import savepoint_names
-from statekeeper.statestore.maintenance import passes
+from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, own
 from tests.support.commands import statekeeper
@@ -31,7 +31,7 @@ def test_a_savepoint_in_a_folder_with_a_space_is_deleted(tmp_path: Path) -> None
     done = statekeeper("savepoint", tmp_path / "my folder" / "root", "--delete", "before", "--apply")
     assert (done.exit_code, f"at {savepoint.url}," in done.output) == (0, True), done.output
     assert files_of(savepoint) == 0
-    assert passes.savepoint.listed(source).labels == ()
+    assert verbs.savepoint.listed(source).labels == ()
 
 
 def test_a_copy_of_a_savepoint_does_not_delete_the_original(disks: Roots, tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_the_record_of_a_moved_savepoint_stays_until_a_person_forgets_it(disks: 
     verb = ("savepoint", tmp_path / "root", "--delete", "before")
     done = statekeeper(*verb, "--apply")
     assert (done.exit_code, "it was moved or deleted" in done.output, "add --forget" in done.output) == (13, True, True)
-    assert len(passes.savepoint.listed(source).labels) == 1
+    assert len(verbs.savepoint.listed(source).labels) == 1
     assert statekeeper(*verb, "--forget", "--apply").exit_code == 0
-    assert passes.savepoint.listed(source).labels == ()
+    assert verbs.savepoint.listed(source).labels == ()
     assert files_of(open_storage(str(tmp_path / "elsewhere"))) > 20
 
 
@@ -71,13 +71,13 @@ def test_a_deletion_that_has_begun_is_completed_and_its_label_is_not_used_again(
     with pytest.raises((SimulatedCrash, StatekeeperError)):
         remove(FaultyStorage(source, {last.number: Fault.BEFORE}), savepoint)
     assert files_of(savepoint) == 0
-    [label] = passes.savepoint.listed(source).labels
+    [label] = verbs.savepoint.listed(source).labels
     assert label.deleting
     assert "its deletion has begun" in statekeeper("savepoint", tmp_path / "root", "--list").output
     with pytest.raises(RefusedAsUnsafe, match="the label 'before' is already used"):
         kept(source, savepoint, tmp_path)
     remove(source, savepoint)
-    assert passes.savepoint.listed(source).labels == ()
+    assert verbs.savepoint.listed(source).labels == ()
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -138,26 +138,26 @@ def test_only_a_label_names_a_savepoint(disks: Roots, tmp_path: Path, label: str
     source, destination = disks
     own(source, tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="is not a label"):
-        passes.savepoint.plan_rows(source, destination, MAINTAINER, label=label)
+        verbs.savepoint.plan_rows(source, destination, MAINTAINER, label=label)
     with pytest.raises(RefusedAsUnsafe, match="is not a label"):
-        passes.savepoint.plan_files(source, destination, FULL, MAINTAINER, label=label)
+        verbs.savepoint.plan_files(source, destination, FULL, MAINTAINER, label=label)
     with pytest.raises(RefusedAsUnsafe, match="no savepoint has the label"):
-        passes.savepoint.find(source, label)
+        verbs.savepoint.find(source, label)
     assert destination.list("", hidden=True) == []
 
 
 def test_a_note_needs_a_label(disks: Roots, tmp_path: Path) -> None:
     own(disks[0], tmp_path)
     with pytest.raises(RefusedAsUnsafe, match="a note needs a label"):
-        passes.savepoint.plan_rows(*disks, MAINTAINER, note="lost")
+        verbs.savepoint.plan_rows(*disks, MAINTAINER, note="lost")
 
 
 def test_a_savepoint_does_not_get_a_second_label(disks: Roots, tmp_path: Path) -> None:
     """Another process labels the savepoint between the plan and its execution."""
     source, destination = disks
     own(source, tmp_path)
-    stale = passes.savepoint.plan_files(source, destination, FULL, MAINTAINER, label="second")
+    stale = verbs.savepoint.plan_files(source, destination, FULL, MAINTAINER, label="second")
     label = kept(source, destination, tmp_path).label
     with pytest.raises(RefusedAsUnsafe, match=r"is the savepoint before of .*the label second was not written"):
-        passes.savepoint.record_label(source, destination, replace(label, label="second"), stale.clone.mode)
-    assert len(passes.savepoint.listed(source).labels) == 1
+        verbs.savepoint.record_label(source, destination, replace(label, label="second"), stale.clone.mode)
+    assert len(verbs.savepoint.listed(source).labels) == 1

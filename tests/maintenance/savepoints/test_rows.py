@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.errors import (
+from statekeeper.statestore.base.errors import (
     CorruptFile,
     DestinationNotEmpty,
     HalfSwitched,
@@ -16,12 +16,13 @@ from statekeeper.statestore.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import lease, passes
-from statekeeper.statestore.maintenance.savepoints import Tables
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, own
@@ -219,12 +220,12 @@ def test_a_second_run_reads_only_the_other_stores(counted: Checkpoint, tmp_path:
     [one, _] = [entry.path for entry in to.list(f"{names.CONTROL}/rows") if not entry.path.endswith("begun.json")]
     to.delete([MANIFEST, one])
     counted.grow(1)
-    prepared = passes.savepoint.plan_rows(counted.storage, to, MAINTAINER)
+    prepared = verbs.savepoint.plan_rows(counted.storage, to, MAINTAINER)
     assert len(prepared.plan.to_read()) == 1
     assert (prepared.plan.begun.batch, len(prepared.plan.leftovers)) == (2, 1)
-    passes.savepoint.execute_rows(counted.storage, to, prepared, MAINTAINER, FULL, scratch=tmp_path)
+    verbs.savepoint.execute_rows(counted.storage, to, prepared, MAINTAINER, FULL, scratch=tmp_path)
     assert to.read(MANIFEST) == whole
-    assert passes.savepoint.plan_rows(counted.storage, to, MAINTAINER).plan.is_complete
+    assert verbs.savepoint.plan_rows(counted.storage, to, MAINTAINER).plan.is_complete
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def _with_a_lost_changelog(source: Storage, destination: Storage) -> None:
 
 
 def _with_another_maintainer(source: Storage, destination: Storage) -> None:
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER, batch=7)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER, batch=7)
     destination.create(BEGUN, prepared.plan.begun.encoded())
     lease.acquire(destination, "savepoint", run=MAINTAINER.ids.fresh(), holder="another", clock=MAINTAINER.clock)
 
@@ -311,9 +312,9 @@ def test_rows_that_contradict_the_schema_end_the_run(tmp_path: Path) -> None:
 def test_a_file_that_the_source_deletes_during_the_run_ends_it(disks: Roots, tmp_path: Path) -> None:
     source, destination = disks
     own(source, tmp_path)
-    prepared = passes.savepoint.plan_rows(source, destination, MAINTAINER)
+    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER)
     _with_a_lost_changelog(source, destination)
     with pytest.raises(StatekeeperError) as raised:
-        passes.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path)
+        verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=tmp_path)
     assert raised.value.hint
     assert destination.stat(MANIFEST) is None

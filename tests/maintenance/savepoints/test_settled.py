@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore import catalog
-from statekeeper.statestore.errors import RefusedAsUnsafe
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import passes
-from statekeeper.statestore.origin import Origin
+from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.clones import FULL, Roots, cloned, made, outer_checkpoint, own
 from tests.support.commands import statekeeper
@@ -53,7 +53,7 @@ def test_a_query_that_continued_from_a_savepoint_in_v1_may_replace_its_newest_ba
     savepoint.create(names.offsets(8), b"v1\n{}")
     with pytest.raises(RefusedAsUnsafe, match="may still replace"):
         cloned(savepoint, disks[1], tmp_path, batch=7)
-    assert passes.clone.plan(savepoint, disks[1], FULL, MAINTAINER).plan.record.batch == 5
+    assert verbs.clone.plan(savepoint, disks[1], FULL, MAINTAINER).plan.record.batch == 5
 
 
 def test_the_first_two_batches_of_a_running_query_in_v1_are_not_copied(disks: Roots, tmp_path: Path) -> None:

@@ -1,0 +1,455 @@
+"""One batch on the driver: from the query's offsets to `commits/N`, so that state and sink always agree.
+
+    begin -> offsets/N -> [ the sink holds N? its attempt's ids ] -> tasks -> reports checked -> pending/N-<attempt>
+          -> sink -> the sink asked again -> commits/N
+
+The driver can die at each arrow. A re-run of the batch starts at `begin` and detects the completed steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from statekeeper.pipelines.batch.completion import complete
+from statekeeper.pipelines.batch.initial import InitialState
+from statekeeper.pipelines.batch.metrics import MetricsWindow
+from statekeeper.pipelines.batch.operator_job import run_to_files
+from statekeeper.pipelines.batch.outputs import Computed, Files, Held, Materialised, Outputs, columns_of_outputs
+from statekeeper.pipelines.batch.progress import BatchReport, Observer, Outcome, Phase
+from statekeeper.pipelines.batch.snapshots import KnownSnapshots, Snapshots
+from statekeeper.pipelines.batch.spark import hide_end_of_query, named, output_is_unreadable
+from statekeeper.pipelines.operator.declaration import StatefulOperator
+from statekeeper.pipelines.operator.times import Batch
+from statekeeper.pipelines.sinks.sink import Attempt, Sink
+from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.batch_log import LogLayout, changelogs_of, part_of
+from statekeeper.pipelines.task.emergency import EmergencySnapshots
+from statekeeper.pipelines.task.event_time import EventClock
+from statekeeper.pipelines.task.host import Host
+from statekeeper.pipelines.task.partitioning import Partitioning
+from statekeeper.pipelines.task.reports import (
+    PartitionReport,
+    ReportChannel,
+    Reported,
+    TaskReport,
+    checked,
+    column_notes,
+    initial_digest,
+)
+from statekeeper.pipelines.task.stored import store_schemas
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
+from statekeeper.pipelines.task.work import TaskPlan
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import ForeignBlock, StatekeeperError
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import Done, Pending, Ready, StateRoot
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.store.engine.sweep import SweepLimits
+
+_LOG = logging.getLogger("statekeeper")
+_ATTEMPTS = 3
+_QUERY_ID = "sql.streaming.queryId"
+
+
+class StopWanted(Exception):
+    """Raised between two batches to end a query."""
+
+
+class BatchDriver:
+    """Runs the batches of one streaming query over one state root; it is the function for `foreachBatch`."""
+
+    def __init__(
+        self,
+        operator: StatefulOperator,
+        row_columns: pa.Schema,
+        *,
+        root: StorageSpec,
+        checkpoint: Storage,
+        sink: Sink | Mapping[str, Sink],
+        host: Host,
+        partitions: int,
+        key_groups: int,
+        tasks: int | None = None,
+        structure: Structure = Structure.V2,
+        log: LogLayout = LogLayout.STORES,
+        initial: InitialState | None = None,
+        inputs: tuple[str, ...] = (),
+        ticks: bool = False,
+        clock: Clock,
+        ids: Ids,
+        observer: Observer,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.is_in_batch = False
+        self.is_awaited = False
+        self._stop_is_wanted = threading.Event()
+        self._operator = operator
+        self._row_columns = row_columns
+        self._root_spec = root
+        self._storage = open_storage(root, clock=clock, ids=ids)
+        self._checkpoint = checkpoint
+        sinks = sink if isinstance(sink, Mapping) else dict.fromkeys(operator.outputs, sink)
+        self._outputs = Outputs(columns_of_outputs(operator, row_columns, sinks), sinks)
+        self._host = host
+        self._partitions = partitions
+        self._key_groups = key_groups
+        self._tasks = tasks
+        self._structure = structure
+        self._log = log
+        self._initial = initial
+        self._ticks = ticks
+        self._event_clock = EventClock(operator, inputs)
+        self._clock = clock
+        self._ids = ids
+        self._observer = observer
+        self._warn = warn
+        self._root: StateRoot | None = None
+        self._channel: ReportChannel | None = None
+        self._tail_changelogs: int | None = None
+        self._snapshots = KnownSnapshots(self._storage)
+        self._emergency = EmergencySnapshots(
+            self._storage,
+            changelogs=host.emergency_changelogs,
+            scratch=Path(host.local_folder).absolute(),
+            clock=clock,
+            ids=ids,
+            warn=warn,
+        )
+        self._metrics = MetricsWindow(clock)
+        self._phases: dict[Phase, float] = {}
+        self._now: tuple[Phase, float] | None = None
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Run one batch. Raises the library's errors; `failure` holds the error that stopped the query.
+
+        The error is logged unless a caller waits for the query (`is_awaited`) and receives it."""
+        self.is_in_batch = True
+        try:
+            if self._stop_is_wanted.is_set():
+                raise StopWanted(f"batch {batch} was not started: the query is stopping")
+            self._run(rows, batch)
+        except Exception as error:
+            self.failure = named(error) or error
+            if not isinstance(self.failure, StatekeeperError | StopWanted):
+                raise
+            _LOG.debug("batch %d failed", batch, exc_info=error)
+            query_id = str(rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+            hide_end_of_query(rows.sparkSession, query_id)
+            if isinstance(self.failure, StatekeeperError) and not self.is_awaited:
+                _LOG.error("batch %d failed: %s: %s", batch, self.failure.code, self.failure)
+            raise self.failure.with_traceback(None) from None
+        finally:
+            self.is_in_batch = False
+
+    def refuse_further_batches(self) -> None:
+        """Finish the current batch and start no other. An interrupt would be worse: Spark then matches the whole text of
+        the exception against one regular expression, which can overflow the stack of its thread."""
+        self._stop_is_wanted.set()
+
+    def look_for_snapshots(self) -> None:
+        """Find new snapshots of maintenance: the next lineages start at the newest. Runs outside of batches."""
+        self._snapshots.look(open_storage(self._root_spec, clock=self._clock, ids=self._ids))
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Return the known snapshots."""
+        return self._snapshots.versions
+
+    def _run(self, rows: DataFrame, batch: int) -> None:
+        self._phases = {}
+        self._now = None
+        self._metrics.begin()
+        self._enter(batch, Phase.STARTED)
+        before = self._storage.requests.snapshot()
+        query_id = str(rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
+        root = self._bound_root(query_id, batch)
+        path = names.offsets(batch)
+        outer = logs.parse_offsets(self._checkpoint.read(path), path)
+        begin = root.begin(batch, outer)
+        self._enter(batch, Phase.OFFSETS_WRITTEN)
+        notes: tuple[str, ...] = ()
+        partitions: Sequence[PartitionReport] = ()
+        attempts = 0
+        if isinstance(begin, Done):
+            outcome = Outcome.DONE_BEFORE
+        else:
+            held = self._outputs.look(query_id, batch, lambda: root.sinks_before(batch - 1))
+            if held.attempt is not None:
+                outcome = Outcome.TAKEN_FROM_SINK
+                chosen, notes = self._completed(root, rows, query_id, batch, begin, outer.sources, held)
+                self._record_positions(root, chosen)
+            else:
+                outcome = Outcome.COMPUTED
+                self._keep_lineage_short(batch)
+                partitions, chosen, attempts, notes = self._compute_and_write(
+                    root, rows, query_id, batch, begin, outer.sources
+                )
+            watermark_ms = max(begin.times.watermark_ms, chosen.watermark_ms)
+            root.commit(batch, chosen.ids, watermark_ms=watermark_ms)
+            tails = [store.commit.tail_changelogs for report in partitions for store in report.stores]
+            self._tail_changelogs = max(tails, default=None)
+        self._enter(batch, Phase.COMMITTED)
+        spent = self._storage.requests.since(before)
+        self._observer.finished(
+            BatchReport(
+                batch=batch,
+                outcome=outcome,
+                attempts=attempts,
+                partitions=tuple(partitions),
+                milliseconds=dict(self._phases),
+                driver_requests=spent.total,
+                metrics=self._metrics.end(spent),
+                notes=notes,
+                times=None if isinstance(begin, Done) else Batch.of(begin.times),
+            )
+        )
+
+    def _bound_root(self, query_id: str, batch: int) -> StateRoot:
+        if self._root is None:
+            wanted = Binding(
+                root_id="",
+                query_id=query_id,
+                partitions=self._partitions,
+                key_groups=self._key_groups,
+                stores=store_schemas(self._operator, self._row_columns),
+                initial=self._initial is not None,
+                inputs=self._event_clock.inputs,
+                ticks=self._ticks,
+            )
+            self._root = StateRoot.open(
+                self._storage,
+                wanted,
+                batch=batch,
+                ids=self._ids,
+                structure=self._structure,
+                mappings=self._operator.mappings,
+            )
+            held = self._root.binding
+            if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
+                self._warn(
+                    f"the state root has {held.partitions} partitions and {held.key_groups} key groups; the "
+                    f"{self._partitions} and {self._key_groups} that are asked for are ignored; see: statekeeper rescale"
+                )
+        return self._root
+
+    def _compute_and_write(
+        self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
+    ) -> tuple[Sequence[PartitionReport], Pending, int, tuple[str, ...]]:
+        """Compute an attempt and write it to the sinks. Return the record of the attempt that they hold. The first sink
+        decides: it skips the write if another driver was first."""
+        files = self._outputs.plan()
+        through_spark, digested = self._outputs.through_spark(files), self._outputs.digested(files)
+        for number in range(1, _ATTEMPTS + 1):
+            self._enter(batch, Phase.COMPUTING)
+            attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
+            with self._computed(root, rows, ready, attempt, files, through_spark, digested) as computed:
+                pending = self._record(root, ready, attempt, computed, sources)
+                try:
+                    written = self._outputs.write(computed, attempt)
+                except Exception as error:
+                    # Race: speculative twins leave one block each, and a read can take either; or the only block is
+                    # lost with its executor.
+                    if not output_is_unreadable(error):
+                        raise
+                    if number == _ATTEMPTS:
+                        raise _unreadable(batch) from error
+                    written = None
+            held = self._outputs.held(query_id, batch) if written != attempt.attempt else Held(written, ())
+            if held.attempt is None:
+                # The sinks committed nothing, so the batch is computed again.
+                self._warn(
+                    f"batch {batch}: the operator's output is lost or from another attempt; the batch is computed again"
+                )
+                continue
+            self._enter(batch, Phase.SINK_WRITTEN)
+            changed = column_notes(root.rewrites(batch), computed.reports)
+            if written == attempt.attempt:
+                return computed.reports, pending, number, changed
+            notes = changed
+            if held.attempt != attempt.attempt:
+                note = (
+                    f"batch {batch}: the sink has another driver's attempt {held.attempt} instead of {attempt.attempt}"
+                )
+                self._warn(f"{note}; two drivers run this query, stop one")
+                notes = (*notes, note)
+            chosen, further = self._completed(root, rows, query_id, batch, ready, sources, held)
+            return computed.reports, chosen, number, (*notes, *further)
+        raise AssertionError("unreachable")
+
+    def _completed(
+        self,
+        root: StateRoot,
+        rows: DataFrame,
+        query_id: str,
+        batch: int,
+        ready: Ready,
+        sources: tuple[str, ...],
+        held: Held,
+    ) -> tuple[Pending, tuple[str, ...]]:
+        """Return the record of the attempt that a sink holds, when all sinks have it."""
+        assert held.attempt is not None
+        attempt = Attempt(query_id, root.binding.root_id, batch, held.attempt)
+
+        def compute_again(files: Files, through_spark: Mapping[str, pa.Schema], digested: frozenset[str]) -> Computed:
+            self._enter(batch, Phase.COMPUTING)
+            # Its versions have fresh ids, which no commit names.
+            dropped = replace(attempt, attempt=self._ids.fresh())
+            return self._computed(root, rows, ready, dropped, files, through_spark, digested)
+
+        try:
+            completed = complete(self._outputs, root, attempt, sources, held.missing, compute_again)
+        except Exception as error:
+            if not output_is_unreadable(error):
+                raise
+            raise _unreadable(batch) from error
+        if held.missing:
+            self._enter(batch, Phase.SINK_WRITTEN)
+        return completed
+
+    def _computed(
+        self,
+        root: StateRoot,
+        rows: DataFrame,
+        ready: Ready,
+        attempt: Attempt,
+        files: Files,
+        through_spark: Mapping[str, pa.Schema],
+        digested: frozenset[str],
+    ) -> Computed:
+        """Run the operator. If all outputs go to files or nowhere, this is one Spark job, and only reports come back."""
+        session, initial = rows.sparkSession, self._initial_of(attempt.batch)
+        if not through_spark:
+            plan = self._plan(root, ready, attempt, TaskOutputs(files=files, digested=digested), session)
+            return Computed(self._checked(run_to_files(plan, rows, initial), ready, plan), files, None)
+        channel = self._channel_of(session)
+        reporter = channel.open(self._ids.fresh())
+        outputs = TaskOutputs(files=files, rows=through_spark, digested=digested, reporter=reporter)
+        plan = self._plan(root, ready, attempt, outputs, session)
+        with ExitStack() as stack:
+            materialised = stack.enter_context(Materialised(plan, rows, initial))
+            tasks = self._checked(channel.take(reporter), ready, plan)
+            stack.pop_all()
+            return Computed(tasks, files, materialised)
+
+    def _record(
+        self,
+        root: StateRoot,
+        ready: Ready,
+        attempt: Attempt,
+        computed: Computed,
+        sources: tuple[str, ...],
+    ) -> Pending:
+        """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
+        self._enter(attempt.batch, Phase.COMPUTED)
+        reports = computed.reports
+        root.record_changes(attempt.batch)
+        pending = Pending(
+            batch=attempt.batch,
+            attempt=attempt.attempt,
+            root_id=attempt.root_id,
+            query_id=attempt.query_id,
+            sources=sources,
+            schema=root.schema(),
+            ids=_ids_by_operator(reports, ready),
+            structure=root.structure,
+            initial=initial_digest(reports),
+            watermark_ms=self._event_clock.next_watermark_ms(ready.times, reports),
+        )
+        pending = self._outputs.recorded(pending, computed)
+        changelogs = None if self._log is LogLayout.STORES else changelogs_of(reports)
+        began = self._clock.monotonic_seconds()
+        size_bytes = root.write_pending(pending, changelogs, metrics=self._metrics.newest)
+        self._metrics.add_record(size_bytes, len(changelogs or ()), self._clock.monotonic_seconds() - began)
+        self._enter(attempt.batch, Phase.PENDING_WRITTEN)
+        self._enter(attempt.batch, Phase.SINK_WRITING)
+        return pending
+
+    def _keep_lineage_short(self, batch: int) -> None:
+        """Make snapshots if maintenance has stopped, before the lineage reaches the ceiling."""
+        if self._structure is Structure.V1:
+            return  # V1 has no lineage and no ceiling
+        tail = batch if self._tail_changelogs is None else self._tail_changelogs
+        if self._emergency.before(batch, tail):
+            # Includes snapshots of others: this driver may not know the newest ones.
+            self._snapshots.look_at_all(self._storage)
+
+    def _channel_of(self, session: SparkSession) -> ReportChannel:
+        if self._channel is None:
+            self._channel = ReportChannel(session.sparkContext)
+        return self._channel
+
+    def _plan(
+        self,
+        root: StateRoot,
+        ready: Ready,
+        attempt: Attempt,
+        output: TaskOutputs,
+        session: SparkSession,
+    ) -> TaskPlan:
+        partitions = root.binding.partitions
+        initial = self._initial_of(attempt.batch)
+        slots = self._tasks or session.sparkContext.defaultParallelism
+        return TaskPlan(
+            root=self._root_spec,
+            root_id=root.binding.root_id,
+            local_folder=self._host.local_folder,
+            operator=self._operator,
+            row_columns=self._row_columns,
+            partitioning=Partitioning(partitions, root.binding.key_groups, min(slots, partitions)),
+            assignments=Assignments.of(ready.bases, self._snapshots.versions),
+            rewrites=root.rewrites(attempt.batch),
+            structure=root.structure,
+            batch_log=part_of(self._log, attempt.attempt, partitions * len(ready.bases)),
+            times=ready.times,
+            inputs=self._event_clock.inputs,
+            limits=self._host.limits,
+            sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
+            output=output,
+            initial=None if initial is None else initial.columns,
+        )
+
+    def _initial_of(self, batch: int) -> InitialState | None:
+        return self._initial if batch == 0 else None
+
+    def _checked(self, reports: Sequence[Reported], ready: Ready, plan: TaskPlan) -> list[TaskReport]:
+        tasks = checked(reports, ready.bases, plan.partitioning)
+        self._metrics.add_tasks(tasks)
+        return tasks
+
+    def _record_positions(self, root: StateRoot, pending: Pending) -> None:
+        """Record the current positions of the sinks for an attempt of an earlier run: else the next run would start from
+        the position before a change that the user has accepted, and report the change again."""
+        current = self._outputs.at_current_positions(pending)
+        if current.positions != pending.positions:
+            root.write_pending(replace(current, attempt=self._ids.fresh()))
+
+    def _enter(self, batch: int, phase: Phase) -> None:
+        now = self._clock.monotonic_seconds()
+        if self._now is not None:
+            earlier, since = self._now
+            self._phases[earlier] = self._phases.get(earlier, 0.0) + (now - since) * 1000
+        self._now = (phase, now)
+        self._observer.phase(batch, phase)
+
+
+def _ids_by_operator(reports: Sequence[PartitionReport], ready: Ready) -> dict[int, tuple[str, ...]]:
+    return {operator: tuple(str(report.stores[operator].new.mark) for report in reports) for operator in ready.bases}
+
+
+def _unreadable(batch: int) -> ForeignBlock:
+    return ForeignBlock(
+        f"batch {batch}: the driver failed {_ATTEMPTS} times to read the output of the task attempts that it selected; the "
+        "batch was not committed",
+        hint="executors are lost, often for lack of memory. Restart the query: it runs the batch again",
+    )

@@ -1,0 +1,348 @@
+"""Data files that tasks write below a table and the driver commits later (files first, commit second).
+
+A file that is not committed is invisible: it is of an attempt that failed or lost. The table's own VACUUM deletes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from statekeeper.statestore.base.clock import Ids
+from statekeeper.statestore.base.errors import WrongResult
+
+_COLUMNS = 32
+"""Delta's default: the first columns have statistics."""
+_LONGEST_TEXT = 32
+_MILLISECOND = dt.timedelta(milliseconds=1)
+
+
+class FileStatistics:
+    """Collects the statistics of one file. `columns`: the columns in the file."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = [column for column in list(columns)[:_COLUMNS] if not pa.types.is_nested(column.type)]
+        self._rows = 0
+        self._nulls = dict.fromkeys((column.name for column in self._columns), 0)
+        self._smallest: dict[str, Any] = {}
+        self._largest: dict[str, Any] = {}
+        self._left_out = {column.name for column in self._columns if not _is_ordered(column.type)}
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows of the file."""
+        self._rows += rows.num_rows
+        for column in self._columns:
+            values, name = rows.column(column.name), column.name
+            self._nulls[name] += values.null_count
+            if name in self._left_out or values.null_count == len(values):
+                continue
+            # Spark: NaN is larger than any number; Arrow ignores it.
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(values)).as_py():
+                self._left_out.add(name)
+                continue
+            found = pc.min_max(values).as_py()
+            self._smallest[name] = min(self._smallest.get(name, found["min"]), found["min"])
+            self._largest[name] = max(self._largest.get(name, found["max"]), found["max"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the statistics as Delta names them."""
+        known = [column.name for column in self._columns if column.name not in self._left_out]
+        smallest = {name: _floor(self._smallest[name]) for name in known if name in self._smallest}
+        largest = {name: _ceiling(self._largest[name]) for name in known if name in self._largest}
+        return {
+            "numRecords": self._rows,
+            "minValues": {name: value for name, value in smallest.items() if value is not None},
+            "maxValues": {name: value for name, value in largest.items() if value is not None},
+            "nullCount": self._nulls,
+        }
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    checks = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_string,
+        pa.types.is_date,
+        pa.types.is_timestamp,
+    )
+    return any(check(kind) for check in checks)
+
+
+def _floor(value: Any) -> Any:
+    """Return a JSON value that is not larger than `value`; None if there is none."""
+    if isinstance(value, str):
+        return value[:_LONGEST_TEXT]
+    if isinstance(value, dt.datetime):
+        return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000))
+    return _plain(value)
+
+
+def _ceiling(value: Any) -> Any:
+    """Return a JSON value that is not smaller than `value`; None if there is none."""
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_TEXT else None
+    if isinstance(value, dt.datetime):
+        rest = value.microsecond % 1000
+        return _moment(value if rest == 0 else value - dt.timedelta(microseconds=rest) + _MILLISECOND)
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None  # JSON has no infinity
+    return value
+
+
+def _moment(value: dt.datetime) -> str:
+    # Without a zone: a timestamp without time zone.
+    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return text if value.tzinfo is None else f"{text}Z"
+
+
+_FILE_NAME = re.compile(r"part-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet")
+_OPEN_FILES = 64
+"""Open files of a task. With more values of the partition columns, a value can have several files per task and batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """A Parquet file that is complete, and not yet part of the table.
+
+    path              relative to the table
+    partition_values  name of the partition column -> value as Delta writes it; None for null
+    statistics        Delta's statistics, as JSON
+    """
+
+    path: str
+    size_bytes: int
+    modified_at_milliseconds: int
+    partition_values: Mapping[str, str | None]
+    statistics: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the file as JSON."""
+        return {**vars(self), "partition_values": dict(self.partition_values)}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> DataFile:
+        """Parse the JSON of a file. Raises the errors of `BAD_VALUES`, also for a path outside of the table."""
+        path = str(body["path"])
+        if not _FILE_NAME.fullmatch(path):
+            raise ValueError(f"{path!r} is not the name of a data file")
+        values = dict(body["partition_values"])
+        return cls(
+            path=path,
+            size_bytes=int(body["size_bytes"]),
+            modified_at_milliseconds=int(body["modified_at_milliseconds"]),
+            partition_values={str(name): None if value is None else str(value) for name, value in values.items()},
+            statistics=str(body["statistics"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFiles:
+    """Where and how the tasks of a batch write data files; sent to the workers.
+
+    columns        the output's columns with the types of the table
+    partition_by   names of the partition columns, which the files do not contain
+    options        options of `deltalake` for the table's storage; they can hold credentials
+    """
+
+    path: str
+    columns: pa.Schema
+    partition_by: Sequence[str]
+    options: Mapping[str, str] = field(repr=False)
+
+    def open(self, partition: int, ids: Ids) -> TaskFiles:
+        """Return a writer for the output of one partition."""
+        return TaskFiles(self, partition, ids)
+
+    def missing(self, files: Sequence[DataFile]) -> list[str]:
+        """Return the paths of files that do not exist."""
+        import pyarrow.fs
+
+        found = table_files(self.path, self.options).get_file_info([file.path for file in files])
+        return [file.path for file, info in zip(files, found, strict=True) if info.type is pyarrow.fs.FileType.NotFound]
+
+
+@dataclass(frozen=True)
+class NoFiles:
+    """The tasks of a batch drop their output; sent to the workers in place of `TableFiles`."""
+
+    def open(self, partition: int, ids: Ids) -> DroppedRows:
+        """Return a writer that drops the output of one partition."""
+        del partition, ids
+        return DroppedRows()
+
+    def missing(self, files: Sequence[DataFile]) -> list[str]:
+        """Return no paths."""
+        del files
+        return []
+
+
+OutputFiles = TableFiles | NoFiles
+"""How the tasks of a batch write their output, if it does not go through Spark."""
+
+
+class DroppedRows:
+    """Drops the output of one partition."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Drop rows."""
+
+    def complete(self) -> tuple[DataFile, ...]:
+        """Return no files."""
+        return ()
+
+    def __enter__(self) -> DroppedRows:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class TaskFiles:
+    """Writes the output of one partition. Use it as a context: an error deletes the files."""
+
+    def __init__(self, table: TableFiles, partition: int, ids: Ids) -> None:
+        self._table = table
+        self._partition = partition
+        self._ids = ids
+        self._in_files = pa.schema([column for column in table.columns if column.name not in table.partition_by])
+        self._open: OrderedDict[tuple[str | None, ...], _OpenFile] = OrderedDict()
+        self._paths: list[str] = []
+        self._complete: list[DataFile] = []
+        self._system: Any = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Append rows to the files of their partition values. Raises `WrongResult` for a partition value that Delta
+        cannot store."""
+        if rows.num_rows == 0:
+            return
+        rows = rows.rename_columns(self._table.columns.names).cast(self._table.columns)
+        for values, part in _by_value(rows, self._table.partition_by):
+            self._file(values).write(part.select(self._in_files.names))
+
+    def complete(self) -> tuple[DataFile, ...]:
+        """Close all files and return them."""
+        while self._open:
+            self._close_oldest()
+        return tuple(self._complete)
+
+    def __enter__(self) -> TaskFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._delete_all()
+
+    def _file(self, values: tuple[str | None, ...]) -> _OpenFile:
+        if values not in self._open:
+            if len(self._open) == _OPEN_FILES:
+                self._close_oldest()
+            path = f"part-{self._partition:05}-{self._ids.fresh()}.snappy.parquet"
+            self._paths.append(path)
+            stream = self._files().open_output_stream(path)
+            self._open[values] = _OpenFile(path, stream, self._in_files)
+        self._open.move_to_end(values)
+        return self._open[values]
+
+    def _close_oldest(self) -> None:
+        values, file = self._open.popitem(last=False)
+        self._complete.append(file.complete(dict(zip(self._table.partition_by, values, strict=True))))
+
+    def _files(self) -> Any:
+        if self._system is None:
+            self._system = table_files(self._table.path, self._table.options)
+        return self._system
+
+    def _delete_all(self) -> None:
+        # VACUUM deletes what is left here.
+        for file in self._open.values():
+            with contextlib.suppress(Exception):
+                file.abandon()
+        for path in self._paths:
+            with contextlib.suppress(Exception):
+                self._files().delete_file(path)
+
+
+class _OpenFile:
+    def __init__(self, path: str, stream: Any, columns: pa.Schema) -> None:
+        self._path = path
+        self._stream = stream
+        self._writer = pq.ParquetWriter(stream, columns, compression="snappy")
+        self._statistics = FileStatistics(columns)
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+        self._statistics.add(rows)
+
+    def complete(self, partition_values: Mapping[str, str | None]) -> DataFile:
+        self._writer.close()
+        size_bytes = self._stream.tell()
+        self._stream.close()
+        return DataFile(
+            path=self._path,
+            size_bytes=size_bytes,
+            modified_at_milliseconds=int(time.time() * 1000),
+            partition_values=partition_values,
+            statistics=json.dumps(self._statistics.as_json()),
+        )
+
+    def abandon(self) -> None:
+        self._writer.close()
+        self._stream.close()
+
+
+def table_files(path: str, options: Mapping[str, str]) -> Any:
+    """Return the files of a table as a pyarrow file system. Creates the folder of a table on local disk."""
+    import pyarrow.fs
+    from deltalake.fs import DeltaStorageHandler
+
+    local = path.removeprefix("file://") if path.startswith("file:///") else path
+    if "://" not in local:
+        Path(local).mkdir(parents=True, exist_ok=True)
+    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(path, dict(options) or None))
+
+
+def _by_value(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
+    """Split rows by the values of the partition columns, as Delta writes these values."""
+    if not columns:
+        yield (), rows
+        return
+    texts = [_as_text(rows, column) for column in columns]
+    keyed = pa.table(dict(zip(map(str, range(len(texts))), texts, strict=True)))
+    numbered = keyed.append_column("row", pa.array(range(rows.num_rows), pa.int64()))
+    groups = numbered.group_by([str(number) for number in range(len(texts))], use_threads=False)
+    for group in groups.aggregate([("row", "list")]).to_pylist():
+        yield tuple(group[str(number)] for number in range(len(texts))), rows.take(group["row_list"])
+
+
+def _as_text(rows: pa.Table, column: str) -> pa.ChunkedArray:
+    """Return a partition column as Delta's strings. Delta has no empty string there: it is null, as in Spark."""
+    values = rows.column(column)
+    texts = values.cast(pa.string())
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
+    if texts.null_count and not rows.schema.field(column).nullable:
+        raise WrongResult(
+            f"partition column {column!r} of the output contains an empty string, but the column is declared without nulls",
+            hint="Delta stores an empty partition value as null: return another value",
+        )
+    return texts

@@ -1,0 +1,1 @@
+"""The harness with which users test an operator without Spark."""

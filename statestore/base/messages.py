@@ -1,0 +1,30 @@
+"""Counts in sentences."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, which is plural unless the number is 1."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+_ROOT = re.compile(r"\bROOT\b")
+_COMMAND = re.compile(r"\bstatekeeper (?P<before>(?:\S*[^\s.,;:] )*?)(?:ROOT|SOURCE)\b")
+
+
+def with_root(text: str, url: str) -> str:
+    """Replace the placeholder ROOT in the commands of a message by the URL of the checkpoint, quoted for a shell."""
+    return _ROOT.sub(lambda _: shlex.quote(url), text) if url else text
+
+
+def with_name(text: str, name: str, *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
+    """Replace the placeholder ROOT, or SOURCE for the source of a copy, in the commands of a message by the name that the
+    user has given. Other texts stay. `before`: options before the verb; `after`: options after the root."""
+    program, root = shlex.join(["statekeeper", *before]), shlex.join([name, *after])
+    return _COMMAND.sub(lambda found: f"{program} {found['before']}{root}", text)

@@ -1,0 +1,55 @@
+"""Announcements of the tables that a retention run is about to delete. They prevent a race with a new snapshot.
+
+    _statekeeper/deleting/<run>.jsonl    {"delete": "<path>"}, one per line
+
+Race: retention plans to delete a table that no zip names; a snapshot that names the table is published; the retention
+run, maybe after a long stall, deletes the table. So an announced table is **pending_delete** while its announcement
+exists: a new snapshot does not name the table (it uploads a copy under another name), and retention does not use a snapshot
+that names it as a base. A run withdraws its announcement when it ends. The announcement of a dead run expires after
+`LIFE_SECONDS`; a run deletes nothing later than `DELETES_FOR_SECONDS` after its start. The age of an announcement is
+measured by the clock of the storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.untrusted import json_lines
+from statekeeper.statestore.storage import Storage, read_or_none
+
+DELETES_FOR_SECONDS = 3600.0
+LIFE_SECONDS = 24 * 3600.0
+
+
+def announce(storage: Storage, run: str, paths: Iterable[str]) -> None:
+    """Announce that this run is about to delete these tables. Raises `StorageError`."""
+    storage.create(names.deleting(run), "".join(json.dumps({"delete": path}) + "\n" for path in paths).encode())
+
+
+def withdraw(storage: Storage, run: str) -> None:
+    """Withdraw the announcement of a run that deletes nothing more. Raises `StorageError`."""
+    storage.delete([names.deleting(run)])
+
+
+def pending_delete(storage: Storage) -> frozenset[str]:
+    """Return all announced paths. One listing, and one request for each announcement.
+
+    Raises `CorruptFile` for an announcement that cannot be decoded, because its tables are unknown; `StorageError`.
+    """
+    found: set[str] = set()
+    for entry in storage.list(names.DELETING):
+        for line in json_lines(read_or_none(storage, entry.path) or b"", entry.path):
+            path = line.get("delete")
+            if not isinstance(path, str):
+                raise CorruptFile(
+                    "this list of planned deletions has an invalid line: Statekeeper cannot tell which files a run of gc "
+                    "is deleting",
+                    path=entry.path,
+                    hint="the query is not affected. When the list is more than one day old, no run of gc uses it: "
+                    "then delete it",
+                )
+            found.add(path)
+    return frozenset(found)

@@ -1,0 +1,108 @@
+"""The types of an edit: facts and plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.contents.differences import Change, Difference
+from statekeeper.statestore.contents.rows import Contents
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.rewrites.edits.changes import StoreChanges
+from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
+from statekeeper.statestore.maintenance.rewrites.edits.selection import Selection
+from statekeeper.statestore.maintenance.rewrites.switchover import StoreStep, SwitchoverFacts
+
+SHOWN_ROWS = 20
+"""The changed rows that a plan shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditFacts:
+    """The facts about a checkpoint whose state is to be edited. Without a selection, a refusal came first."""
+
+    stopped: SwitchoverFacts
+    refusals: tuple[str, ...] = ()
+    contents: Contents | None = None
+    selection: Selection | None = None
+    changes: tuple[StoreChanges, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoreEdit:
+    """The snapshot to make of a store, and the changes that it contains."""
+
+    step: StoreStep
+    changes: StoreChanges
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditPlan:
+    """The steps of an edit, in order: make the snapshots of `stores`; quarantine `strays`; put the snapshots in place of
+    the head. If there are `refusals`, no step is executed.
+
+    heads        the head of every store, in the order of the commit log
+    stores       the stores with changed rows that have no snapshot yet
+    strays       in structure V1, files of the next version, which a failed attempt at the next batch left
+    commit       the newest commit, as text; the execution is refused if it has changed
+    begun        the newest batch in the offset log
+    half_done    the journal of an interrupted run, which this plan completes
+    first        the first changed rows, by store
+    local_bytes  upper bound of the local disk
+    seconds      estimated duration of the replays
+    """
+
+    edit: Edit
+    batch: int | None
+    structure: Structure
+    origin: Origin = Origin.NATIVE
+    header: str = ""
+    heads: Mapping[StorePath, VersionId]
+    stores: tuple[StoreEdit, ...] = ()
+    strays: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    commit: str = ""
+    begun: int = -1
+    half_done: OpenJournal | None = None
+    contents: Contents | None = None
+    selection: Selection | None = None
+    local_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rewrite(self) -> RewriteKind:
+        """The kind of this rewrite."""
+        return RewriteKind.EDIT
+
+    @property
+    def is_there(self) -> bool:
+        """Whether no row has to be changed."""
+        return not self.refusals and self.half_done is None and not self.stores
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether a batch is started but not committed."""
+        return self.batch is not None and self.begun > self.batch
+
+    @property
+    def totals(self) -> Counter[Change]:
+        """The numbers of changes of all stores."""
+        found: Counter[Change] = Counter()
+        for one in self.stores:
+            found.update(one.changes.counts)
+        return found
+
+    @property
+    def first(self) -> tuple[tuple[StorePath, Difference], ...]:
+        """The first changed rows, each with its store."""
+        rows = [(one.step.store, row) for one in self.stores for row in one.changes.first]
+        return tuple(rows[:SHOWN_ROWS])
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes to download for the snapshots."""
+        return sum(one.step.read_bytes for one in self.stores)

@@ -1,0 +1,117 @@
+"""The batch that a rewrite appends to the logs of a native query: it has no rows, and its versions are the new ones.
+
+    commits/N+1     the point of no return
+    offsets/N+1     the offsets of batch N, with the confs after the rewrite
+
+The commit is written first. Between the two requests, Spark runs batch N again, from the old state, and then stops with
+CONCURRENT_STREAM_LOG_UPDATE or CANNOT_LOAD_STATE_STORE. In the other order, Spark 3.5 to 4.1 would start batch N+1 with the
+new number of partitions from the old state. Spark's own offline repartition appends such a batch, too (SPARK-54346).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, with_confs
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.provider import PROVIDER
+from statekeeper.statestore.maintenance.rewrites.engine.model import RewritePlan
+from statekeeper.statestore.storage import Storage, read_or_none
+
+
+def append(storage: Storage, begun: Begun, planned: RewritePlan) -> None:
+    """Write both logs, or those that an interrupted run did not write.
+
+    Raises `RefusedAsUnsafe` if the query ran after the plan, `ObjectMissing` if a snapshot of the rewrite is missing,
+    `StorageError`.
+    """
+    batch = begun.batch + 1
+    commit, offsets = _commit(begun), _offsets(planned.offsets, begun)
+    if not is_appended(storage, begun):
+        _require_unchanged(storage, begun)
+        _require_snapshots(storage, begun)
+        _create(storage, names.commits(batch), commit)
+    _create(storage, names.offsets(batch), offsets)
+
+
+def is_appended(storage: Storage, begun: Begun) -> bool:
+    """Return whether the commit of the rewrite exists. Up to three requests. Raises `ObjectMissing` if the offsets of
+    batch N are missing: then the answer is unknown.
+
+    Failure sequence: a conversion dies; its query, which the default provider does not stop, runs batch N+1. In structure
+    V1, the commit of that batch can have the bytes of the rewrite's own. Only the offsets differ.
+    """
+    if read_or_none(storage, names.commits(begun.batch + 1)) != _commit(begun):
+        return False
+    offsets = read_or_none(storage, names.offsets(begun.batch + 1))
+    return offsets is None or offsets == _offsets(storage.read(names.offsets(begun.batch)).decode(), begun)
+
+
+def _create(storage: Storage, path: str, body: bytes) -> None:
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        if read_or_none(storage, path) != body:
+            raise RefusedAsUnsafe(
+                "was written by the query after the rewrite started",
+                path=path,
+                hint="stop the query, reverse the rewrite with --abort, then run this command again",
+            ) from error
+
+
+def _require_unchanged(storage: Storage, begun: Begun) -> None:
+    newest, started = catalog.newest_batch(storage), catalog.newest_begun(storage)
+    if newest != begun.batch or started != begun.batch:
+        path = names.offsets(started) if started > begun.batch else names.commits(newest or 0)
+        raise RefusedAsUnsafe(
+            f"exists, but batch {begun.batch} was the newest when the rewrite was planned: the query is running",
+            path=path,
+            hint="stop the query, reverse the rewrite with --abort, then run this command again",
+        )
+
+
+def _require_snapshots(storage: Storage, begun: Begun) -> None:
+    files = catalog.files(storage, provider=begun.provider)
+    for store, version in begun.stores.items():
+        if version not in files.of(store).snapshots:
+            raise ObjectMissing(
+                "was made for this rewrite and is missing",
+                path=store.snapshot(version),
+                hint="reverse the rewrite with --abort, then run this command again",
+            )
+
+
+def _commit(begun: Begun) -> bytes:
+    old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
+    ids = by_operator(begun.stores) if any(version.id is not None for version in begun.stores.values()) else None
+    watermark_ms = old.next_watermark_ms if begun.watermark_ms is None else begun.watermark_ms
+    return logs.encode_commit(replace(old, next_watermark_ms=watermark_ms, ids=ids, digests=None))
+
+
+def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
+    """Return the ids in the layout of a commit. `stores` are in the order of the commit log within a partition."""
+    found: dict[int, dict[int, list[str]]] = {}
+    for store, version in stores.items():
+        assert version.id is not None
+        found.setdefault(store.operator, {}).setdefault(store.partition, []).append(version.id)
+    return {
+        operator: tuple(tuple(partitions[number]) for number in sorted(partitions))
+        for operator, partitions in found.items()
+    }
+
+
+def _offsets(newest: str, begun: Begun) -> bytes:
+    """Return the offsets of the newest batch with the new confs. Unknown fields are kept."""
+    watermark_ms = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
+    confs = {PROVIDER: begun.provider.class_name}
+    if begun.partitions is not None:
+        confs[SHUFFLE_PARTITIONS] = str(begun.partitions)
+    if begun.watermark_ms is not None:
+        # A load restores the watermark of its savepoint, also if that is lower.
+        return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=begun.watermark_ms, lowers=True)
+    return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=watermark_ms)

@@ -1,0 +1,166 @@
+"""Reads the present partitions of a group of stores into the spool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from statekeeper.statestore.base.errors import StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.base.workers import Caller, in_pool
+from statekeeper.statestore.format.family_rows import family_id
+from statekeeper.statestore.format.key_groups import KeyGroups
+from statekeeper.statestore.format.murmur3 import partitions_of
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
+from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.maintenance.rewrites.engine.model import (
+    Conversion,
+    Partitions,
+    RewritePlan,
+    Rules,
+    StoreGroup,
+)
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import ClosedDatabase
+from statekeeper.statestore.maintenance.rewrites.engine.spool import Part, Piece, Spool
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, StoreSwitchFacts
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+from statekeeper.statestore.store.engine.rows_digest import RowsDigest
+from statekeeper.statestore.store.loading.loader import Loader
+
+BLOCK_BYTES = 4096
+"""Spark's block size."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A partition that was read: the digest of its rows, and the snapshot that names its column families."""
+
+    digest: RowsDigest
+    base: SnapshotMetadata | None
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Where the rows of a group go, and how: see `StoreGroup`. `sources`, `targets`: numbers of partitions."""
+
+    rules: Rules | None
+    sources: int
+    targets: int
+    conversion: Conversion | None
+
+
+def read(
+    storage: Storage,
+    planned: RewritePlan,
+    group: StoreGroup,
+    machine: Machine,
+    folder: Path,
+    spool: Spool,
+    call: Caller,
+) -> Sequence[Source]:
+    """Restore each partition below `folder`, and add its rows to the spool. `call`: runs what needs local files only.
+
+    Raises `UnknownPartitioning` if a row is not in the partition in which the rule expects it: then the query partitions
+    its rows by something else, such as a function of the key. Raises as `Loader.restore`; `UnknownFormatVersion` for a
+    column family without a name, `CorruptFile`.
+    """
+    found: list[Source] = []
+    failed: list[StatekeeperError] = []
+
+    moves = Moves(group.rules, len(group.sources), len(group.targets), group.conversion)
+
+    def work(fact: StoreSwitchFacts) -> Source:
+        limits = EngineLimits(block_bytes=BLOCK_BYTES, replay_bytes=machine.memory_bytes // (2 * machine.workers))
+        place = folder / f"source-{fact.store.partition}"
+        cache = LocalCopyFolder(place / "store", limits, machine.ids)
+        loader = Loader(
+            fact.store, storage, cache, limits, clock=machine.clock, lock_timeout_seconds=0, conf=planned.conf
+        )
+        restored = loader.restore(fact.head, place / "database")
+        families = {} if restored.base is None else restored.base.column_families
+        with restored.database as database, spool.lend() as part:
+            if call.is_here:
+                return Source(_spooled(lambda: nullcontext(database), part, moves, families, fact.store), restored.base)
+            database.close()
+            delimiter = planned.conf.merge_delimiter if families else None
+            closed = ClosedDatabase(path=database.path, limits=limits, merge_delimiter=delimiter)
+            return Source(call(_spooled, closed.open, part, moves, families, fact.store), restored.base)
+
+    def ended(fact: StoreSwitchFacts, outcome: Source | StatekeeperError) -> None:
+        del fact
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+        else:
+            found.append(outcome)
+
+    workers = max(1, min(machine.workers, len(group.sources)))
+    in_pool(work, group.sources, ended, workers=workers, interrupt=call.end)
+    if failed:
+        raise failed[0]
+    return found
+
+
+def _spooled(
+    opened: Callable[[], AbstractContextManager[Database]],
+    part: Part,
+    moves: Moves,
+    families: Mapping[str, int],
+    store: StorePath,
+) -> RowsDigest:
+    """Add the rows of a restored partition to the spool, and return their digest. Needs local files only."""
+    digest = RowsDigest()
+    with opened() as database, part.writing() as rows:
+        rows.add(_pieces(database, moves, families, store, digest))
+    return digest
+
+
+def _pieces(
+    database: Database, moves: Moves, families: Mapping[str, int], store: StorePath, digest: RowsDigest
+) -> Iterator[Piece]:
+    """Find the target of each row, and convert it. A piece has rows of one column family."""
+    names = {number: name for name, number in families.items()}
+    for all_keys, all_values in database.scan():
+        begin = 0
+        while begin < len(all_keys):
+            end, family = len(all_keys), None
+            if names:
+                number = family_id(all_keys[begin])
+                end = next((at for at in range(begin, end) if family_id(all_keys[at]) != number), end)
+                family = names.get(number)
+                _require_family(number, family, moves, store)
+            keys, values = all_keys[begin:end], all_values[begin:end]
+            targets = _targets(keys, family, moves, store)
+            if moves.conversion is None:
+                digest.add(zip(keys, values, strict=True))
+                yield targets, keys, values
+            else:
+                digest.add(zip(*moves.conversion.of_source(keys, values), strict=True))
+                yield targets, *moves.conversion.converted(keys, values)
+            begin = end
+
+
+def _targets(keys: Sequence[bytes], family: str | None, moves: Moves, store: StorePath) -> Partitions:
+    if moves.rules is None:
+        return np.full(len(keys), store.partition, np.int32)
+    if isinstance(moves.rules, KeyGroups):
+        return moves.rules.moved(keys, store, moves.sources, moves.targets)
+    rule = replace(moves.rules[family], store=store)
+    hashes = key_hashes(keys, rule)
+    require_partition(hashes, rule, moves.sources)
+    return partitions_of(hashes, moves.targets)
+
+
+def _require_family(number: int, family: str | None, moves: Moves, store: StorePath) -> None:
+    if family is None or (isinstance(moves.rules, Mapping) and family not in moves.rules):
+        raise UnknownFormatVersion(
+            f"has rows of a column family with the id {number}, which the snapshot or the schema does not name; the rows "
+            f"cannot be moved",
+            path=str(store),
+            hint="restore the snapshot and the schema that Spark wrote when the family was added",
+        )

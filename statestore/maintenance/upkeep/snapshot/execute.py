@@ -1,0 +1,392 @@
+"""Executes a snapshot plan: builds each snapshot on local disk and publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import (
+    AlreadyExists,
+    CorruptFile,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.base.workers import WORKERS, in_pool
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.contents.chain import look_at_snapshot
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.records import announcements
+from statekeeper.statestore.maintenance.upkeep.snapshot.model import TakeSnapshot
+from statekeeper.statestore.storage import Entry, Storage, at_once
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
+from statekeeper.statestore.store.engine.scratch import work_folder
+from statekeeper.statestore.store.loading.base import SnapshotUnusable, open_base
+from statekeeper.statestore.store.loading.loaded import Restored
+from statekeeper.statestore.store.loading.loader import Loader
+
+
+class Published(Enum):
+    """How a snapshot was published."""
+
+    NEW = "made"
+    THERE_ALREADY = "already published by another maintainer"
+
+
+def sources_now(storage: Storage, action: TakeSnapshot) -> dict[str, Entry | None]:
+    """Return the current entries of the replayed changelogs that can be replaced under the same name (structure V1)."""
+    paths = [action.store.changelog(version) for version in action.load.replay if version.id is None]
+    found: dict[str, Entry | None] = {}
+
+    def look(path: str) -> None:
+        found[path] = storage.stat(path)
+
+    at_once(look, paths)
+    return found
+
+
+def require_unchanged(storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None]) -> None:
+    # Race in structure V1: an attempt that Spark considers dead replaces a changelog during the replay, so a restart would
+    # replay other changes than the snapshot contains.
+    changed = [path for path, entry in sources_now(storage, action).items() if entry != before[path]]
+    if changed:
+        raise RefusedAsUnsafe(
+            "was replaced while it was replayed; no snapshot was written",
+            path=changed[0],
+            hint="run this command again",
+        )
+
+
+def require_still_unchanged(
+    storage: Storage, action: TakeSnapshot, before: Mapping[str, Entry | None], body: bytes
+) -> None:
+    """Compare the changelogs again after the snapshot is visible. A wrong snapshot is deleted, unless another maintainer
+    has replaced it."""
+    try:
+        require_unchanged(storage, action, before)
+    except RefusedAsUnsafe:
+        storage.delete_unchanged(action.path, body)
+        raise
+
+
+def tables_pending_delete(storage: Storage, store: StorePath) -> frozenset[str]:
+    """Return the names of the store's tables that a retention run is about to delete."""
+    folder = f"{store.folder}/{names.TABLES}"
+    return frozenset(p.removeprefix(folder) for p in announcements.pending_delete(storage) if p.startswith(folder))
+
+
+def named(
+    captured: Path, base: SnapshotMetadata | None, pending_delete: frozenset[str], ids: Ids
+) -> tuple[tuple[TableFile, ...], list[TableFile]]:
+    """Return the tables of a snapshot with their names in storage, and the tables to upload.
+
+    An unchanged table of the base keeps its name: RocksDB never reuses a file number or changes a table. A table that is
+    about to be deleted is uploaded again under a new name.
+    """
+    reusable = (table for table in (base.tables if base else ()) if table.dfs_name not in pending_delete)
+    held = {(table.local_name, table.size_bytes): table for table in reusable}
+    suffix = ids.fresh()
+    tables: list[TableFile] = []
+    fresh: list[TableFile] = []
+    for path in sorted(captured.glob("*.sst")):
+        size = path.stat().st_size
+        table = held.get((path.name, size))
+        if table is None:
+            table = TableFile(path.name, f"{path.stem}-{suffix}.sst", size)
+            fresh.append(table)
+        tables.append(table)
+    return tuple(tables), fresh
+
+
+def upload(storage: Storage, store: StorePath, table: TableFile, captured: Path) -> None:
+    storage.create(store.table_file(table.dfs_name), captured / table.local_name)
+
+
+def publish(storage: Storage, action: TakeSnapshot, body: bytes) -> Published:
+    path, version = action.path, action.name or action.version
+    _require_no_stray_sidecar(storage, path, version)
+    try:
+        storage.create(path, body)
+    except AlreadyExists as error:
+        there = catalog.files(storage, action.store.folder).of(action.store)
+        found = look_at_snapshot(storage, action.store, version, there)
+        if not found.is_whole:
+            raise CorruptFile(
+                f"exists and is damaged: {found.damage or f'its sidecar {found.sidecar}'}",
+                path=path,
+                hint="run: statekeeper repair ROOT --apply --confirm-stopped, then this command again",
+            ) from error
+        return Published.THERE_ALREADY
+    return Published.NEW
+
+
+def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -> None:
+    # Failure sequence: an executor writes the sidecar of its snapshot and dies; a snapshot with that name is published;
+    # Spark finds a wrong checksum and rejects the snapshot, after retention has deleted the files that it replaces.
+    beside = names.sidecar(path)
+    if version.id is not None and storage.stat(beside) is not None and storage.stat(path) is None:
+        raise RefusedAsUnsafe(
+            "is a checksum file without its snapshot; Spark would reject the new snapshot, so none was written",
+            path=beside,
+            hint="stop the query and run: statekeeper repair ROOT --apply --confirm-stopped, then this command again",
+        )
+
+
+def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
+    # Race: a deleter that saw a table before a zip named it deletes the table after the zip is visible. All tables are
+    # still on local disk, so they are uploaded again, and now a zip names them. If the deleter stalls and deletes one
+    # again: no retention run uses this snapshot as a base during the lifetime of the deleter.
+    gone = _gone(tables, _files(storage, action.store).tables)
+    if gone:
+        at_once(lambda table: upload(storage, action.store, table, captured), gone)
+        gone = _gone(tables, _files(storage, action.store).tables)
+    if gone:
+        raise ObjectMissing(
+            "was deleted twice after its upload; the new snapshot needs this SST file, so no snapshot was written",
+            path=action.store.table_file(gone[0].dfs_name),
+            hint="stop the process that deletes files in this checkpoint, run: statekeeper repair ROOT --apply "
+            "--confirm-stopped, then this command again",
+        )
+
+
+def require_same(
+    storage: Storage,
+    store: StorePath,
+    version: VersionId,
+    digest: str,
+    path: Path,
+    *,
+    conf: StateConf,
+    at_hand: Mapping[str, Path],
+    digest_of: Callable[[Database], str] = Database.digest,
+) -> None:
+    """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
+
+    `at_hand`: local copies of its tables, by name in storage. `digest_of`: returns the digest of a
+    database; it may close the database, so that another process can open it.
+    Raises `CorruptFile` if they differ.
+    """
+    try:
+        limits = EngineLimits(has_filters=False)
+        with open_base(storage, store, version, path, limits, conf, at_hand=at_hand).database as database:
+            found = digest_of(database)
+        problem = f"the digest of its rows is {found}, expected {digest}"
+    except SnapshotUnusable as error:
+        found, problem = "", str(error)
+    if found != digest:
+        raise CorruptFile(
+            f"does not contain the state of version {version.version}: {problem}",
+            path=store.snapshot(version),
+            hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this command again",
+        )
+
+
+def _files(storage: Storage, store: StorePath) -> catalog.StoreFiles:
+    """List the tables of the store."""
+    return catalog.by_store(storage.list(f"{store.folder}/{names.TABLES}".rstrip("/"))).of(store)
+
+
+def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[TableFile]:
+    return [table for table in tables if table.dfs_name not in there]
+
+
+_SPARKS_BLOCK_BYTES = 4096
+"""Spark's block size."""
+
+MEMORY_BYTES = 512 * 1024 * 1024
+"""Default memory for making snapshots."""
+
+_PROCESS_BYTES = 240 * 1024 * 1024
+"""The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
+
+
+Change = Callable[[Restored], str]
+"""Changes the rows of a restored version, and returns the digest that all its rows must have then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The result of one action.
+
+    new_tables, sent_tables   number and storage names of the tables that this run uploaded
+    uploaded_bytes            bytes that this run added to storage
+    restore_seconds           time to fetch the base and to replay the tail
+    digest                    digest of keys and values, if the snapshot was read back
+    """
+
+    action: TakeSnapshot
+    published: Published
+    keys: int
+    tables: int
+    new_tables: int
+    uploaded_bytes: int
+    replayed_keys: int
+    skipped_snapshots: tuple[str, ...]
+    restore_seconds: float
+    seconds: float
+    digest: str | None = None
+    sent_tables: tuple[str, ...] = ()
+
+
+def execute_all(
+    storage: Storage,
+    actions: Sequence[TakeSnapshot],
+    ended: Callable[[TakeSnapshot, Taken | StatekeeperError], None],
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    workers: int = WORKERS,
+    memory_bytes: int = MEMORY_BYTES,
+) -> None:
+    """Make snapshots, `workers` at a time, which share `memory_bytes`. See `execute`.
+
+    For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
+    """
+    at_a_time = max(1, min(workers, len(actions)))
+
+    def work(action: TakeSnapshot) -> Taken:
+        share = share_of(memory_bytes, at_a_time)
+        return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
+
+    in_pool(work, actions, ended, workers=at_a_time)
+
+
+def share_of(memory_bytes: int, at_a_time: int) -> int:
+    """Return the memory of each of `at_a_time` snapshots. Every share includes the memory of the process itself."""
+    return _PROCESS_BYTES + (memory_bytes - _PROCESS_BYTES) // at_a_time
+
+
+def execute(
+    storage: Storage,
+    action: TakeSnapshot,
+    *,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    memory_bytes: int = MEMORY_BYTES,
+    change: Change | None = None,
+) -> Taken:
+    """Make one snapshot on local disk below `scratch`, and publish it: tables first, zip last.
+
+    `memory_bytes` bounds the memory of the process; with less memory, a long tail becomes more tables. `change` changes the
+    rows of the restored version first.
+
+    *Guarantee*: it overwrites no file, and deletes only its own snapshot if that is wrong. A crash at any request leaves a
+    store that loads: tables without a zip are orphans. If another maintainer has published an intact snapshot, that
+    snapshot is kept.
+
+    Raises `VersionNotLoadable`; `RefusedAsUnsafe` if a changelog of structure V1 was replaced during the replay;
+    `CorruptFile` if a damaged zip has the name of the snapshot; `ObjectMissing` if its tables are deleted after each
+    upload; `LocalDiskFull`, `StorageError`.
+    """
+    started = clock.monotonic_seconds()
+    with work_folder(scratch, "snapshot") as folder, translated(scratch):
+        captured = folder / "captured"
+        limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
+        cache = LocalCopyFolder(folder / "store", limits, ids)
+        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=action.conf)
+        sources = sources_now(storage, action)
+        restored = loader.restore(action.version, folder / "database")
+        restore_seconds = clock.monotonic_seconds() - started
+        with restored.database as database:
+            expected = None if change is None else change(restored)
+            if database.wants_merge():
+                database.merge_tables()
+            keys = _keys(action, restored if change is None else replace(restored, keys=None))
+            digest = database.digest() if action.name else None
+            _require_expected(action, digest, expected)
+            database.capture(captured)
+        tables, fresh = named(captured, restored.base, tables_pending_delete(storage, action.store), ids)
+        at_once(lambda table: upload(storage, action.store, table, captured), fresh)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
+        of_digest = (action.name or action.version).digest
+        snapshot = Snapshot(small, _metadata(action, restored.base, tables, keys), digest=of_digest)
+        body = encode_snapshot(snapshot)
+        require_unchanged(storage, action, sources)
+        published = publish(storage, action, body)
+        if published is Published.NEW:
+            require_tables(storage, action, tables, captured)
+            require_still_unchanged(storage, action, sources, body)
+        if digest is not None:
+            at_hand = {table.dfs_name: captured / table.local_name for table in tables if table not in fresh}
+            made = action.name or action.version
+            require_same(storage, action.store, made, digest, folder / "back", conf=action.conf, at_hand=at_hand)
+    return Taken(
+        action=action,
+        published=published,
+        keys=keys.own,
+        tables=len(tables),
+        new_tables=len(fresh),
+        uploaded_bytes=sum(table.size_bytes for table in fresh) + (len(body) if published is Published.NEW else 0),
+        replayed_keys=restored.report.replayed_keys,
+        skipped_snapshots=restored.report.skipped_snapshots,
+        restore_seconds=restore_seconds,
+        seconds=clock.monotonic_seconds() - started,
+        digest=digest,
+        sent_tables=tuple(table.dfs_name for table in fresh),
+    )
+
+
+def _require_expected(action: TakeSnapshot, digest: str | None, expected: str | None) -> None:
+    if expected is not None and digest != expected:
+        raise CorruptFile(
+            f"does not have the rows that were planned: digest {digest}, expected {expected}; it was not written",
+            path=action.path,
+            hint="report this error",
+        )
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The number of keys, and of Spark's internal keys."""
+
+    own: int
+    internal: int = 0
+
+
+def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
+    base = restored.base
+    if base is not None and base.column_families and restored.report.skipped_snapshots:
+        # The damaged snapshot may name families that the older one does not, even families without a key.
+        raise CorruptFile(
+            f"is damaged ({restored.report.skipped_snapshots[0]}); an older snapshot cannot replace it, because it may "
+            "lack column families",
+            path=action.store.snapshot(action.load.base),
+            hint="restore it from a backup",
+        )
+    if base is None or not base.column_families:
+        return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
+    # Each key starts with the number of its family: two bytes, little-endian.
+    names_of = {number.to_bytes(FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
+    counts = {"own": 0, "internal": 0}
+    for number, count in restored.database.count_by_beginning(FAMILY_BYTES).items():
+        if number not in names_of:
+            raise UnknownFormatVersion(
+                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, and "
+                "its base does not name that family; no snapshot was written",
+                path=action.store.snapshot(action.load.base),
+                hint="restore the snapshot that Spark wrote when the family was added",
+            )
+        counts["internal" if base.internal_families.get(names_of[number], False) else "own"] += count
+    return _Keys(**counts)
+
+
+def _metadata(
+    action: TakeSnapshot, base: SnapshotMetadata | None, tables: tuple[TableFile, ...], keys: _Keys
+) -> SnapshotMetadata:
+    """Return the metadata of the snapshot: the metadata of its base with new tables, counts, and maybe a new header. The
+    base names the column families; changelogs do not."""
+    if base is None:
+        return SnapshotMetadata(header=action.header or "v1", tables=tables, key_count=keys.own, column_families={})
+    counted = replace(base, key_count=keys.own, internal_key_count=keys.internal)
+    return replace(counted, header=action.header or base.header, tables=tables, archived_logs=())

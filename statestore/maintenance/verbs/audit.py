@@ -1,0 +1,66 @@
+"""The audit with the retention policy of the checkpoint, and the forecast of the next retention run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.maintenance.upkeep import audit, retention
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts, AuditPolicy
+from statekeeper.statestore.maintenance.upkeep.retention import Forecast
+from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.storage import RequestCounts, Storage
+
+
+@dataclass(frozen=True)
+class Looked:
+    """An audit, its facts, and the forecast of the next gc.
+
+    `forecast`: None if no plan is possible, which is also a finding of the audit; `requests`: storage requests of both.
+    """
+
+    facts: AuditFacts
+    audit: Audit
+    forecast: Forecast | None
+    requests: RequestCounts
+
+
+def policy_of(policies: Policies) -> AuditPolicy:
+    """Return the audit policy for these policies."""
+    return AuditPolicy(retained_versions=policies.retention.versions)
+
+
+def judged(facts: AuditFacts, policies: Policies) -> Audit:
+    """Judge the facts with the retention policy of the checkpoint. Pure."""
+    return audit.judge(facts, policy_of(policies))
+
+
+def look(
+    storage: Storage,
+    policies: Policies,
+    *,
+    clock: Clock,
+    scratch: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Looked:
+    """Audit a checkpoint with its retention policy, and forecast the plan that `retention.plan` makes. Read-only.
+
+    `scratch`, `progress`: as in `audit.gather`. Raises as `audit.gather`.
+    """
+    before = storage.requests.snapshot()
+    facts = audit.gather(storage, scratch=scratch, progress=progress)
+    found = judged(facts, policies)
+    figures = _forecast(storage, policies, clock)
+    return Looked(facts, found, figures, storage.requests.since(before))
+
+
+def _forecast(storage: Storage, policies: Policies, clock: Clock) -> Forecast | None:
+    policy = policies.retention
+    try:
+        gathered = retention.gather(storage, policy, clock=clock)
+    except (CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion):
+        return None
+    return retention.forecast(gathered, retention.plan(gathered, policy), policy)

@@ -1,0 +1,45 @@
+"""The times of a batch: processing time and watermark.
+
+They come from the logs of the root. So each attempt at a batch has the same times, also after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from statekeeper.statestore.format import due_keys
+from statekeeper.statestore.root.columns import StoreSchema
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTimes:
+    """In ms since the epoch. A watermark is 0 until a batch has seen an event time, as in Spark.
+
+    time_ms            when Spark planned the batch (batchTimestampMs)
+    watermark_ms       the latest event time of earlier batches less the allowed lateness: timers up to it are due
+    late_watermark_ms  the watermark of the previous batch. A row with an event time up to it is late (SPARK-40925)
+    """
+
+    batch: int
+    time_ms: int
+    watermark_ms: int = 0
+    late_watermark_ms: int = 0
+
+
+TIMERS = "timers"
+TIMERS_DUE = "timers_due"
+EXPIRES_AT = "expires_at"
+FIRES_AT = "fires_at"
+
+
+def expiries(store: str) -> str:
+    """Return the name of the index of a store's expiries."""
+    return f"{store}_expiries"
+
+
+def index_of(stores: Sequence[StoreSchema], name: str) -> str | None:
+    """Return the index of the times in a store's rows; None for a store without times. An index is its own index."""
+    indexes = [store.name for store in stores if store.prefix_columns == due_keys.PREFIX_COLUMNS]
+    wanted = (name, expiries(name), *([TIMERS_DUE] if name == TIMERS else []))
+    return next((index for index in indexes if index in wanted), None)
