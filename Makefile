@@ -34,7 +34,7 @@ lint: env
 
 # Several test processes at once would fetch the same files.
 FETCH := from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session; spark_session('jars', packages=S3A_PACKAGES).stop()
-.venv/.jars: .venv/.made pipelines/session.py
+.venv/.jars: .venv/.made pipelines/startup/session.py
 	@$(BIN)/python -c "$(FETCH)" 2> $@.log || { cat $@.log; exit 1; }
 	@touch $@
 

@@ -144,7 +144,7 @@ def _errors(_: Path) -> Iterator[str]:
         yield " ".join((kind.__doc__ or "").split())
         yield ""
         if kind.__name__ not in actions:
-            raise PluginError(f"{kind.__name__} is missing in the tree in the docstring of statestore/errors.py")
+            raise PluginError(f"{kind.__name__} is missing in the tree in the docstring of statestore/base/errors.py")
         _exit, _code, action = actions[kind.__name__]
         if action:
             yield f"**What to do**: {action}."

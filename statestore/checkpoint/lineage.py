@@ -85,7 +85,7 @@ def next_step(
     If the lineage names the local copy, the copy is the base; otherwise the newest snapshot that the lineage names. A
     snapshot newer than the local copy is not used: it saves the replay of a few changelogs, but each host would fetch the
     whole state after each new snapshot. Versions outside of the lineage are ignored, so that a late snapshot of a failed
-    attempt is never a base. In structure V1 there is no lineage, and the number decides; `loading.confirmed` loads
+    attempt is never a base. In structure V1 there is no lineage, and the number decides; `store.loading.planning` loads
     versions with a digest.
     """
     if target == EMPTY:

@@ -107,7 +107,7 @@ def prepared_for(
     file_sink: str | None = None,
     open_sink: Callable[[str], Storage] = open_storage,
 ) -> PreparedRewrite:
-    """Plan the rewrite for a goal; with --apply, execute the plan. Raises as `passes.rewrite.plan` and `execute`."""
+    """Plan the rewrite for a goal; with --apply, execute the plan. Raises as `verbs.rewrite.plan` and `execute`."""
     prepared = verbs.rewrite.plan(
         root.storage,
         root.policies,

@@ -30,7 +30,7 @@ from statekeeper.statestore.maintenance.verbs.config import Policies
 def delete_labeled(
     ctx: click.Context, root: Opened, policies: Policies, label: str, forget: bool, applies: bool, output: Output
 ) -> None:
-    """Show the files of a savepoint and, with `applies`, delete them. Raises as `passes.savepoint.execute_removal`."""
+    """Show the files of a savepoint and, with `applies`, delete them. Raises as `verbs.savepoint.execute_removal`."""
     found = verbs.savepoint.find(root.storage, label)
     is_itself = verbs.savepoint.is_itself(root.storage, label)
     other = root.storage if is_itself else open_destination(ctx, found.destination).storage

@@ -88,7 +88,7 @@ ByStore = dict[int, tuple[tuple[str, ...], ...]]
 class CommitLog:
     """One `commits/N`.
 
-    `ids` is None in v1. `digests`: in v1, the digests of the committed versions (see `statestore.digests`); None in
+    `ids` is None in v1. `digests`: in v1, the digests of the committed versions (see `checkpoint.digests`); None in
     commits by Spark, and in v2. `sinks`: in v3, Spark's metadata of the sinks, unchanged.
     """
 

@@ -98,7 +98,7 @@ _PENDING = re.compile(r"(?P<batch>0|[1-9][0-9]*)-(?P<attempt>[0-9a-f-]{36})\.jso
 class VersionId:
     """One version of one store: its number and, in structure V2, its checkpoint id. Version 0 has no id.
 
-    `digest`: in structure V1 and a root of Statekeeper, the digest of the committed content; see `statestore.digests`.
+    `digest`: in structure V1 and a root of Statekeeper, the digest of the committed content; see `checkpoint.digests`.
     It is not part of a file name, and `==` ignores it: use `is_same`.
     """
 

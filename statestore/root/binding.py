@@ -2,7 +2,7 @@
 
 _statekeeper/binding.json   replaced only by a claim, a rescale, a schema evolution, and a rewind
 
-The value schemas of a later batch are in `later_schemas`.
+The value schemas of a later batch are in `columns`.
 """
 
 from __future__ import annotations

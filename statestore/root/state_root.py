@@ -9,7 +9,7 @@ loadable root after a crash at any point:
 
 With batch logs, one object takes the place of `pending/N-<attempt>` and of the small changelogs (FLIP-158).
 
-In structure V1 a digest takes the place of the checkpoint id (`statestore.digests`). The newest commit determines the
+In structure V1 a digest takes the place of the checkpoint id (`checkpoint.digests`). The newest commit determines the
 structure of a root; the structure of the job applies only to a root without commits.
 
 Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit decides), Spark's offset and commit logs.

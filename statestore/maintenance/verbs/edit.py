@@ -101,5 +101,5 @@ def undo(
     run: str,
     stopped: bool,
 ) -> Begun:
-    """Reverse the completed edit of the run `undone`. Raises as `passes.rewrite.undo`."""
+    """Reverse the completed edit of the run `undone`. Raises as `verbs.rewrite.undo`."""
     return rewrite.undo(storage, policies, RewriteKind.EDIT, undone, by, progress, run=run, stopped=stopped)

@@ -1,7 +1,7 @@
 """Loads of one store onto this host: request -> facts -> plan -> replay -> report.
 
 This module orders the steps and chooses the alternative when one fails. `planning` chooses the files;
-`engine.local_copy` shares the local folder among processes.
+`store.engine.local_copy` shares the local folder among processes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     plan      the tables, the stores to read, and the reasons not to                        pure
     execute   the files of each store, then Delta's commits, then the manifest
 
-    removal   the deletion of a labeled savepoint, whose records are `maintenance.labels`
+    removal   the deletion of a labeled savepoint, whose records are `copies.labels`
 
 The destination is no savepoint before its manifest exists. A run after a crash keeps the files of finished stores.
 """

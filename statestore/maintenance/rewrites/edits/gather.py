@@ -34,7 +34,7 @@ def gather(
     """Gather the facts, with an audit unless a rewrite is half done. Restores each store of the operator below `scratch`,
     unless there is a refusal, and unless an interrupted edit has made all its snapshots.
 
-    Raises as `switchover.gather`, `select` and `contents.opened`.
+    Raises as `switchover.gather`, `select` and `contents.rows.opened`.
     """
     stopped = switchover.gather(storage, scratch=scratch, policy=policy)
     found = tuple(refusals(stopped, edit, spark, workers))

@@ -88,7 +88,7 @@ def select(contents: Contents, edit: Edit) -> Selection:
 
     Raises `RefusedAsUnsafe` for an edit that would leave the operator inconsistent; `SchemaMismatch` for an unknown
     operator or column, and for a value that is not of the column's type; `UnknownPartitioning`; `UnknownFormatVersion` and
-    `CorruptFile` as `contents.layout`.
+    `CorruptFile` as `contents.rows.layout`.
     """
     stores = [store for store in contents.stores if store.operator == edit.operator]
     if not stores:

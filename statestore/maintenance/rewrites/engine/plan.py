@@ -334,7 +334,7 @@ def preview(
     """Restore each store of the plan below `scratch`, and convert all its rows in memory. None for a blocked plan, and for
     one that completes an interrupted run.
 
-    Raises as `contents.opened` and `EvolvedRows.table`.
+    Raises as `contents.rows.opened` and `EvolvedRows.table`.
     """
     if planned.refusals or planned.half_done is not None or planned.batch is None:
         return None
