@@ -24,7 +24,6 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import (
     Rules,
     StoreGroup,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import ClosedDatabase
 from statekeeper.statestore.maintenance.rewrites.engine.spool import Part, Piece, Spool
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, StoreSwitchFacts
 from statekeeper.statestore.storage import Storage
@@ -35,6 +34,27 @@ from statekeeper.statestore.store.loading.loader import Loader
 
 BLOCK_BYTES = 4096
 """Spark's block size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedDatabase:
+    """A database that no process has open. `merge_delimiter`: if its tables may have merges that are not applied yet; see
+    `Database.open_with_merges`."""
+
+    path: Path
+    limits: EngineLimits
+    merge_delimiter: bytes | None = None
+
+    def open(self) -> Database:
+        """Open it for writing. Raises `LocalStateError`."""
+        if self.merge_delimiter is None:
+            return Database.open_for_writing(self.path, self.limits)
+        return Database.open_with_merges(self.path, self.limits, self.merge_delimiter)
+
+    def digest(self) -> str:
+        """Open it, and compute a digest of its rows. Raises `LocalStateError`."""
+        with self.open() as database:
+            return database.digest()
 
 
 @dataclass(frozen=True)

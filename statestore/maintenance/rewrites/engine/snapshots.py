@@ -22,7 +22,7 @@ from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, T
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.rewrites.engine.load import RowProgress, read_savepoint
 from statekeeper.statestore.maintenance.rewrites.engine.model import Conversion, RewritePlan, StoreGroup
-from statekeeper.statestore.maintenance.rewrites.engine.read import BLOCK_BYTES, Source, read
+from statekeeper.statestore.maintenance.rewrites.engine.read import BLOCK_BYTES, ClosedDatabase, Source, read
 from statekeeper.statestore.maintenance.rewrites.engine.spool import OpenPart, Part, SharedSpool, Spool, rows_of
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
 from statekeeper.statestore.maintenance.upkeep import snapshot
@@ -30,28 +30,6 @@ from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
 from statekeeper.statestore.store.engine.scratch import work_folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClosedDatabase:
-    """A database that no process has open. `merge_delimiter`: if its tables may have merges that are not applied yet; see
-    `Database.open_with_merges`."""
-
-    path: Path
-    limits: EngineLimits
-    merge_delimiter: bytes | None = None
-
-    def open(self) -> Database:
-        """Open it for writing. Raises `LocalStateError`."""
-        if self.merge_delimiter is None:
-            return Database.open_for_writing(self.path, self.limits)
-        return Database.open_with_merges(self.path, self.limits, self.merge_delimiter)
-
-    def digest(self) -> str:
-        """Open it, and compute a digest of its rows. Raises `LocalStateError`."""
-        with self.open() as database:
-            return database.digest()
-
 
 TABLE_BYTES = 64 * 1024 * 1024
 """Keys and values of a table, as many as in Spark's tables."""
