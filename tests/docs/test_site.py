@@ -218,7 +218,7 @@ def test_each_public_name_of_pipelines_is_documented(site: Path) -> None:
 
 def test_each_public_name_of_statestore_is_documented(site: Path) -> None:
     pages = [_Page(site / "reference" / name) for name in ("statestore.html", "errors.html")]
-    explained = {anchor for page in pages for anchor in page.anchors if anchor.startswith("statestore.")}
+    explained = {anchor for page in pages for anchor in page.anchors if anchor.startswith("statekeeper.statestore.")}
     homes = [value for value in explained if value.rpartition(".")[2] in statekeeper.statestore.__all__]
     assert {value.rpartition(".")[2] for value in homes} == set(statekeeper.statestore.__all__)
     for home in homes:

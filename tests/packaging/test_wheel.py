@@ -37,12 +37,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, listed.decode().split("\0")):
         if (REPOSITORY / name).exists() and not name.startswith("tests/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPOSITORY / name, source / name)
+            shutil.copy(REPOSITORY / name, source / name, follow_symlinks=False)
     folder = tmp_path_factory.mktemp("wheel")
     done = _run([UV, "build", "--quiet", "--wheel", "--out-dir", folder, source], folder)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
+
+
+def test_the_wheel_adds_only_the_package_statekeeper(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"statekeeper"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_contains_the_license_and_typed_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"statestore/py.typed", "pipelines/py.typed"} <= set(names)
+    assert {f"statekeeper/{package}/py.typed" for package in ("statestore", "pipelines")} <= set(names)
+    assert "statekeeper/resources/launcher/dagster.yaml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

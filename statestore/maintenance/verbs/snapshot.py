@@ -28,7 +28,7 @@ from statekeeper.statestore.maintenance.verbs.runs import Ended
 from statekeeper.statestore.storage import Storage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedSnapshots:
     """A snapshot plan by a policy, its facts, and the guards that block it."""
 
@@ -87,7 +87,7 @@ def plan(
     allowed = mode or policies.mode_for(gathered.origin)
     by_guards = (guards.adds(storage, allowed), guards.half_switched(storage), guards.unheld(storage, clock))
     found = guards.refusals(*(by_guards if planned.take else ()))
-    return PreparedSnapshots(allowed, policies.snapshot, gathered, planned, found)
+    return PreparedSnapshots(mode=allowed, policy=policies.snapshot, gathered=gathered, plan=planned, refusals=found)
 
 
 def execute(
