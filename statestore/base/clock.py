@@ -30,7 +30,8 @@ class Clock(Protocol):
     def every(self, seconds: float, action: Callable[[], None]) -> AbstractContextManager[None]:
         """Call `action` each `seconds` during the body of a `with` statement, also from another thread, and not after it.
 
-        A `StatekeeperError` of the action does not end the body: the next call is the next try.
+        A `StatekeeperError` of the action does not end the body: the next call is the next try. Any other error is a
+        defect: it ends the calls, and is raised at the end of a body that succeeds.
         """
 
 
@@ -56,11 +57,15 @@ class SystemClock:
     @contextmanager
     def every(self, seconds: float, action: Callable[[], None]) -> Iterator[None]:
         stopped = Event()
+        defects: list[Exception] = []
 
         def repeat() -> None:
-            while not stopped.wait(seconds):
-                with suppress(StatekeeperError):
-                    action()
+            while not (defects or stopped.wait(seconds)):
+                try:
+                    with suppress(StatekeeperError):
+                        action()
+                except Exception as defect:  # noqa: BLE001 - raised below, in the thread of the body
+                    defects.append(defect)
 
         thread = Thread(target=repeat, name="timer", daemon=True)
         thread.start()
@@ -69,6 +74,8 @@ class SystemClock:
         finally:
             stopped.set()
             thread.join()
+        if defects:
+            raise defects[0]
 
 
 class RandomIds:
