@@ -47,8 +47,8 @@ from statekeeper.assets.sources import COMMIT_LOG, STATE_STORE, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
-from statekeeper.statestore.maintenance.verbs.config import FILE_NAME
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
 
@@ -92,7 +92,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={
             "fleet": Fleet(
-                config_file=str(Path(environment.get("STATEKEEPER_CONFIG", FILE_NAME)).resolve()),
+                config_file=str(Path(environment.get("STATEKEEPER_CONFIG", CONFIGURATION_FILE)).resolve()),
                 scratch=environment.get("STATEKEEPER_SCRATCH", tempfile.gettempdir()),
                 worker=Worker(),
                 name=environment.get("STATEKEEPER_FLEET", ""),

@@ -46,8 +46,8 @@ from statekeeper.pipelines.task.host import Host
 from statekeeper.resources.launcher.platform import LOGS, PORT, Platform, started
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.storage import open_storage
 
 FACTS, GROUNDED = "facts", "grounded"
@@ -110,7 +110,7 @@ class Places:
 
     def configuration(self) -> Path:
         """How the state is looked after; written when it is not there."""
-        path = self.folder / config.FILE_NAME
+        path = self.folder / CONFIGURATION_FILE
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             path.write_text(_CONFIGURATION.format(path=path))

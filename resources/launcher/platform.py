@@ -30,6 +30,7 @@ from rich.text import Text
 from statekeeper.resources.launcher.children import Children, Command
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import PortInUse, StatekeeperError
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.maintenance.verbs import config
 
 HOST = "127.0.0.1"
@@ -133,7 +134,7 @@ def _environment(home: Path, configuration: Path, health_cron: str | None) -> Ma
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run Dagster for the roots in a configuration. Returns the exit code of the error's class, or 0 when it is stopped."""
     parser = argparse.ArgumentParser(prog="make platform", description="Dagster for the roots in statekeeper.toml.")
-    parser.add_argument("--config", type=Path, default=Path(config.FILE_NAME), help="default: %(default)s")
+    parser.add_argument("--config", type=Path, default=Path(CONFIGURATION_FILE), help="default: %(default)s")
     parser.add_argument("--home", type=Path, default=Path("var/dagster"), help="DAGSTER_HOME (default: %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="port of the webserver (default: %(default)s)")
     chosen = parser.parse_args(arguments)

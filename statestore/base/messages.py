@@ -1,10 +1,13 @@
-"""Counts in sentences."""
+"""The parts of messages: counts, and commands that can be pasted."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Sequence
+
+CONFIGURATION_FILE = "statekeeper.toml"
+"""The name of the configuration file, in the working directory."""
 
 
 def counted(number: int, noun: str) -> str:

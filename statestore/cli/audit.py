@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.verbs.audit import Looked
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
-@click.command(short_help="Verify the integrity of a checkpoint.")
+@click.command()
 @several_roots
 @click.option(
     "--deep",

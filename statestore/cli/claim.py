@@ -28,7 +28,7 @@ from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.verbs import PreparedClaim
 
 
-@click.command(short_help="Make another query the owner of a state root.")
+@click.command()
 @root_argument
 @click.option(
     "--checkpoint",

@@ -37,7 +37,7 @@ from statekeeper.statestore.maintenance.copies.clones import ClonePlan, Way
 from statekeeper.statestore.maintenance.verbs import PreparedClone
 
 
-@click.command(short_help="Copy a checkpoint at one batch to another location.")
+@click.command()
 @root_argument
 @click.argument("destination", shell_complete=complete_root)
 @click.option("--batch", type=click.IntRange(0), help=f"The batch to clone. {BATCH_DEFAULT}")

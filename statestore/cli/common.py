@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,10 +20,11 @@ from rich.text import Text
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.durations import parse_duration
 from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError
-from statekeeper.statestore.base.messages import with_name
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE, with_name
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.group import AS_JSON, errors_as_json
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
@@ -32,7 +32,6 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import (
-    FILE_NAME,
     MOST_MIB,
     Configuration,
     MirrorPolicy,
@@ -52,9 +51,9 @@ INTERRUPTED = 130
 
 _MIB = 1024 * 1024
 
-# Keys of click's context, which the group and its verbs share.
-_KEYS = ("as_json", "is_shown", "root", "name", "endpoint", "limits")
-_AS_JSON, _IS_SHOWN, _ROOT, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
+# Keys of click's context, which the verbs share.
+_KEYS = ("is_shown", "root", "name", "endpoint", "limits")
+_IS_SHOWN, _ROOT, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Terminal(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -85,51 +84,8 @@ def result_has_begun() -> None:
     click.get_current_context().meta[_IS_SHOWN] = True
 
 
-def errors_as_json(ctx: click.Context, *, wanted: bool) -> None:
-    """Choose the format of errors on stdout."""
-    ctx.meta[_AS_JSON] = wanted
-
-
-class Verbs(click.Group):
-    """Ends the command with the message and exit code of an error, never with a traceback."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A usage error can precede --output, so that its callback is not called.
-        errors_as_json(ctx, wanted=_is_json_requested(args))
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            _end_with_usage_error(ctx, error)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            _end_with_usage_error(ctx, error)
-        except StatekeeperError as error:
-            if isinstance(error, NotACheckpoint) and _ROOT in ctx.meta:
-                error = _with_suggestions(error, ctx.meta[_ROOT])
-            say(error)
-            _print_as_json(ctx, error_object(error))
-            ctx.exit(error.exit_code)
-        except MemoryError:
-            # Each decoder bounds its memory; the sum over all threads can still exceed the limit of the process.
-            TALK.print(
-                "out of memory: the command stopped early. Give it more memory or fewer --workers, then run it again"
-            )
-            ctx.exit(FAILED)
-        except KeyboardInterrupt:
-            TALK.print("interrupted: finished steps are kept; run it again to continue")
-            ctx.exit(INTERRUPTED)
-
-
-def _is_json_requested(args: Sequence[str]) -> bool:
-    formats = [after for option, after in pairwise(args) if option == "--output"]
-    formats += [value for arg in args if (value := arg.removeprefix("--output=")) != arg]
-    return bool(formats) and formats[-1] in ("json", "jsonl")
-
-
-def _end_with_usage_error(ctx: click.Context, error: click.UsageError) -> NoReturn:
+def end_with_usage_error(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    """Print the message of a wrong command, and exit."""
     # It may quote names of the checkpoint, such as its stores.
     click.UsageError(printable(error.format_message()), error.ctx).show()
     body = {
@@ -143,9 +99,27 @@ def _end_with_usage_error(ctx: click.Context, error: click.UsageError) -> NoRetu
     ctx.exit(error.exit_code)
 
 
+def end_with_error(ctx: click.Context, error: StatekeeperError | MemoryError | KeyboardInterrupt) -> NoReturn:
+    """Print the message of an error, and exit with its exit code."""
+    if isinstance(error, MemoryError):
+        # Each decoder bounds its memory; the sum over all threads can still exceed the limit of the process.
+        TALK.print(
+            "out of memory: the command stopped early. Give it more memory or fewer --workers, then run it again"
+        )
+        ctx.exit(FAILED)
+    if isinstance(error, KeyboardInterrupt):
+        TALK.print("interrupted: finished steps are kept; run it again to continue")
+        ctx.exit(INTERRUPTED)
+    if isinstance(error, NotACheckpoint) and _ROOT in ctx.meta:
+        error = _with_suggestions(error, ctx.meta[_ROOT])
+    say(error)
+    _print_as_json(ctx, error_object(error))
+    ctx.exit(error.exit_code)
+
+
 def _print_as_json(ctx: click.Context, error: dict[str, Any]) -> None:
     """Print an error on stdout, if JSON is requested and stdout holds no result yet."""
-    if ctx.meta.get(_AS_JSON) and not ctx.meta.get(_IS_SHOWN):
+    if ctx.meta.get(AS_JSON) and not ctx.meta.get(_IS_SHOWN):
         click.echo(tables.as_json({"error": error}))
 
 
@@ -218,7 +192,7 @@ class Opened:
 def configuration_of(ctx: click.Context) -> Configuration:
     chosen: Path | None = ctx.find_root().params.get("config")
     if chosen is None:
-        chosen = Path(FILE_NAME)
+        chosen = Path(CONFIGURATION_FILE)
         if not chosen.exists():
             return Configuration()
     return load(chosen)
@@ -252,14 +226,6 @@ def _opened(spec: StorageSpec, root: Root) -> Opened:
         return Opened(open_storage(spec), root.policies, root.mirror)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    envvar="STATEKEEPER_CONFIG",
-    help=f"Configuration file with roots and policies. Default: {FILE_NAME} in the working directory, if it exists.",
-)
 
 
 def complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:

@@ -33,7 +33,7 @@ _WORDING = Wording(
 )
 
 
-@click.command(short_help="Move a checkpoint to the other state store provider.")
+@click.command()
 @root_argument
 @click.option(
     "--to",

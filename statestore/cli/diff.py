@@ -32,7 +32,7 @@ from statekeeper.statestore.maintenance.verbs import as_json
 _COLUMNS = ("change", "key", "before", "after")
 
 
-@click.command(short_help="Compare the state of two versions.")
+@click.command()
 @rows_of_several_roots
 @click.option(
     "--from",

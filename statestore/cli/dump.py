@@ -33,7 +33,7 @@ from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.plain_values import grouped, plain_rows
 
 
-@click.command(short_help="Show the rows of the state.")
+@click.command()
 @rows_of_several_roots
 @store_option
 @family_option

@@ -41,7 +41,7 @@ def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     return found
 
 
-@click.command(short_help="Delete or correct rows of the state.")
+@click.command()
 @root_argument
 @click.option("--operator", type=click.IntRange(0), help="Number of the stateful operator whose state is edited.")
 @click.option(

@@ -29,7 +29,7 @@ from statekeeper.statestore.maintenance.verbs import as_json
 _CELLS = ("key", "before", "after")
 
 
-@click.command(short_help="Add, drop, widen or rename value columns of a state root.")
+@click.command()
 @root_argument
 @click.option("--schema", metavar="FILE", help="The changes of value columns by store: a TOML or JSON file.")
 @click.option(

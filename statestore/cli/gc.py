@@ -42,7 +42,7 @@ from statekeeper.statestore.maintenance.verbs import Losses, PreparedRetention, 
 from statekeeper.statestore.maintenance.verbs.config import Mode
 
 
-@click.command(short_help="Delete files that are no longer needed.")
+@click.command()
 @root_argument
 @click.option("--apply", is_flag=True, help="Delete the files of the plan.")
 @click.option(

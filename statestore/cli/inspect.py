@@ -28,7 +28,7 @@ from statekeeper.statestore.maintenance.verbs.description import Description, Ow
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
 
-@click.command(short_help="Show stores, heads, bases and tails.")
+@click.command()
 @several_roots
 @click.option(
     "--lineage",

@@ -15,7 +15,7 @@ from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.maintenance.records import lease as leases
 
 
-@click.command(short_help="Show which process maintains a checkpoint.")
+@click.command()
 @several_roots
 @click.option(
     "--break",

@@ -45,7 +45,7 @@ def _places(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> P
     return given[0] if len(given) > 1 else None, open_root(ctx, given[-1])
 
 
-@click.command(short_help="Replace the state by the rows of a savepoint.")
+@click.command()
 @click.argument("places", metavar="[SAVEPOINT] ROOT", nargs=-1, callback=_places)
 @storage_options
 @click.option(

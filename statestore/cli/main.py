@@ -1,4 +1,4 @@
-"""The command itself: its verbs, each in a module of its own."""
+"""The command itself. A verb is imported when it runs, so that `--version` and `--help` are quick."""
 
 from __future__ import annotations
 
@@ -6,32 +6,43 @@ from pathlib import Path
 
 import click
 
-from statekeeper.statestore.cli.audit import audit
-from statekeeper.statestore.cli.claim import claim
-from statekeeper.statestore.cli.clone import clone
-from statekeeper.statestore.cli.common import Verbs, config_option
-from statekeeper.statestore.cli.convert import convert
-from statekeeper.statestore.cli.diff import diff
-from statekeeper.statestore.cli.dump import dump
-from statekeeper.statestore.cli.edit import edit
-from statekeeper.statestore.cli.evolve import evolve
-from statekeeper.statestore.cli.gc import gc
-from statekeeper.statestore.cli.inspect import inspect
-from statekeeper.statestore.cli.lease import lease
-from statekeeper.statestore.cli.load import load
-from statekeeper.statestore.cli.mirror import mirror
-from statekeeper.statestore.cli.repair import repair
-from statekeeper.statestore.cli.rescale import rescale
-from statekeeper.statestore.cli.rewind import rewind
-from statekeeper.statestore.cli.savepoint import savepoint
-from statekeeper.statestore.cli.snapshot import snapshot
-from statekeeper.statestore.cli.switch import switch
-from statekeeper.statestore.cli.unpack import unpack
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
+from statekeeper.statestore.cli.group import LazyVerbs, Verbs
+
+SHORT_HELP = {
+    "inspect": "Show stores, heads, bases and tails.",
+    "audit": "Verify the integrity of a checkpoint.",
+    "dump": "Show the rows of the state.",
+    "diff": "Compare the state of two versions.",
+    "snapshot": "Take snapshots of the stores with long tails.",
+    "gc": "Delete files that are no longer needed.",
+    "repair": "Repair files that prevent Spark from starting.",
+    "rewind": "Roll a stopped query back to an earlier batch.",
+    "switch": "Move a checkpoint to the other structure, V1 or V2.",
+    "rescale": "Change the number of partitions.",
+    "convert": "Move a checkpoint to the other state store provider.",
+    "edit": "Delete or correct rows of the state.",
+    "load": "Replace the state by the rows of a savepoint.",
+    "evolve": "Add, drop, widen or rename value columns of a state root.",
+    "clone": "Copy a checkpoint at one batch to another location.",
+    "mirror": "Keep a copy of a checkpoint up to date, to fail over to it.",
+    "savepoint": "Keep the state of a batch, as files or as rows.",
+    "claim": "Make another query the owner of a state root.",
+    "unpack": "Write changelogs of batch logs as files that Spark reads.",
+    "lease": "Show which process maintains a checkpoint.",
+}
+"""The verbs, with their line in the help of the command. Verb `x` is the click command `x` of the module `cli.x`."""
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, commands=LazyVerbs(SHORT_HELP), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="statekeeper", prog_name="statekeeper")
-@config_option
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    envvar="STATEKEEPER_CONFIG",
+    help="Configuration file with roots and policies. "
+    f"Default: {CONFIGURATION_FILE} in the working directory, if it exists.",
+)
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
@@ -57,28 +68,3 @@ def main(config: Path | None) -> None:
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
     """
     del config  # the verbs read it, each for its root
-
-
-for verb in (
-    inspect,
-    audit,
-    dump,
-    diff,
-    snapshot,
-    gc,
-    repair,
-    rewind,
-    switch,
-    rescale,
-    convert,
-    edit,
-    load,
-    evolve,
-    clone,
-    mirror,
-    savepoint,
-    claim,
-    unpack,
-    lease,
-):
-    main.add_command(verb)

@@ -37,7 +37,7 @@ from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, Lag
 from statekeeper.statestore.maintenance.verbs import PreparedMirror
 
 
-@click.command(short_help="Keep a copy of a checkpoint up to date, to fail over to it.")
+@click.command()
 @root_argument
 @click.argument("destination", required=False, shell_complete=complete_root)
 @click.option(

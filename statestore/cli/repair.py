@@ -34,7 +34,7 @@ from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate
 from statekeeper.statestore.maintenance.verbs import as_json
 
 
-@click.command(short_help="Repair files that prevent Spark from starting.")
+@click.command()
 @root_argument
 @click.option(
     "--apply",

@@ -30,7 +30,7 @@ _WORDING = Wording(
 )
 
 
-@click.command(short_help="Change the number of partitions.")
+@click.command()
 @root_argument
 @click.option(
     "--partitions",

@@ -50,7 +50,7 @@ _MOST_CHARACTERS = 300
 """Of the path of a missing file, or of the name of a source, in a line of the plan."""
 
 
-@click.command(short_help="Roll a stopped query back to an earlier batch.")
+@click.command()
 @root_argument
 @click.option("--to-batch", "batch", type=click.IntRange(0), help="Go back to this batch. Later batches are removed.")
 @click.option(

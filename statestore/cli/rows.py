@@ -14,7 +14,8 @@ import click
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.common import error_object, errors_as_json, progress_bar, result_has_begun, say
+from statekeeper.statestore.cli.common import error_object, progress_bar, result_has_begun, say
+from statekeeper.statestore.cli.group import errors_as_json
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.contents.rows import Contents, Layout, layout
 from statekeeper.statestore.format import names

@@ -46,7 +46,7 @@ from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.scratch import free_bytes
 
 
-@click.command(short_help="Keep the state of a batch, as files or as rows.")
+@click.command()
 @root_argument
 @click.argument("destination", required=False, shell_complete=complete_root)
 @click.option(

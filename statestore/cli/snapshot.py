@@ -52,7 +52,7 @@ _AUDIT_DEEP = (
 )
 
 
-@click.command(short_help="Take snapshots of the stores with long tails.")
+@click.command()
 @root_argument
 @click.option(
     "--all",

@@ -25,7 +25,7 @@ from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.verbs import as_json
 
 
-@click.command(short_help="Move a checkpoint to the other structure, V1 or V2.")
+@click.command()
 @root_argument
 @click.option(
     "--to",

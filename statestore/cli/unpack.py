@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.verbs import guards
 from statekeeper.statestore.maintenance.verbs.config import Mode
 
 
-@click.command(short_help="Write changelogs of batch logs as files that Spark reads.")
+@click.command()
 @root_argument
 @click.option(
     "--batch", type=click.IntRange(0), help="The batch that Spark must be able to read. Default: the newest batch."

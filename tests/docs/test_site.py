@@ -25,6 +25,7 @@ from statekeeper.assets.checks import check_of
 from statekeeper.assets.definitions import build
 from statekeeper.statestore.base.durations import parse_duration
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.cli.common import RenamedOption
 from statekeeper.statestore.format.sparks import Spark
@@ -187,7 +188,7 @@ def test_each_verb_and_each_option_is_in_the_reference(site: Path) -> None:
 
 
 def test_each_documented_configuration_key_exists(tmp_path: Path, generate: ModuleType) -> None:
-    file = tmp_path / config.FILE_NAME
+    file = tmp_path / CONFIGURATION_FILE
     values = {
         "duration": '"1h"',
         "whole number": "7",

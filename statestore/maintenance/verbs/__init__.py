@@ -32,33 +32,39 @@ clone. `mirror` does this repeatedly into one destination, and deletes there onl
 source has deleted. A `savepoint` with files is a clone with a label. One with rows only reads the state of the source.
 """
 
-from statekeeper.statestore.maintenance.verbs import (
-    audit,
-    claim,
-    clone,
-    edit,
-    mirror,
-    repair,
-    retention,
-    rewind,
-    rewrite,
-    savepoint,
-    snapshot,
-    switch,
-)
-from statekeeper.statestore.maintenance.verbs.claim import PreparedClaim
-from statekeeper.statestore.maintenance.verbs.clone import PreparedClone
-from statekeeper.statestore.maintenance.verbs.edit import PreparedEdit
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer
-from statekeeper.statestore.maintenance.verbs.losses import Losses, StoreLoss
-from statekeeper.statestore.maintenance.verbs.mirror import PreparedMirror
-from statekeeper.statestore.maintenance.verbs.repair import PreparedRepair
-from statekeeper.statestore.maintenance.verbs.retention import PreparedRetention, RetentionPass
-from statekeeper.statestore.maintenance.verbs.rewind import PreparedRewind
-from statekeeper.statestore.maintenance.verbs.rewrite import PreparedRewrite
-from statekeeper.statestore.maintenance.verbs.savepoint import PreparedFiles, PreparedRows
-from statekeeper.statestore.maintenance.verbs.snapshot import PreparedSnapshots, SnapshotPass
-from statekeeper.statestore.maintenance.verbs.switch import PreparedSwitch
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statekeeper.statestore.maintenance.verbs import (
+        audit,
+        claim,
+        clone,
+        edit,
+        mirror,
+        repair,
+        retention,
+        rewind,
+        rewrite,
+        savepoint,
+        snapshot,
+        switch,
+    )
+    from statekeeper.statestore.maintenance.verbs.claim import PreparedClaim
+    from statekeeper.statestore.maintenance.verbs.clone import PreparedClone
+    from statekeeper.statestore.maintenance.verbs.edit import PreparedEdit
+    from statekeeper.statestore.maintenance.verbs.guards import Maintainer
+    from statekeeper.statestore.maintenance.verbs.losses import Losses, StoreLoss
+    from statekeeper.statestore.maintenance.verbs.mirror import PreparedMirror
+    from statekeeper.statestore.maintenance.verbs.repair import PreparedRepair
+    from statekeeper.statestore.maintenance.verbs.retention import PreparedRetention, RetentionPass
+    from statekeeper.statestore.maintenance.verbs.rewind import PreparedRewind
+    from statekeeper.statestore.maintenance.verbs.rewrite import PreparedRewrite
+    from statekeeper.statestore.maintenance.verbs.savepoint import PreparedFiles, PreparedRows
+    from statekeeper.statestore.maintenance.verbs.snapshot import PreparedSnapshots, SnapshotPass
+    from statekeeper.statestore.maintenance.verbs.switch import PreparedSwitch
 
 __all__ = [
     "Losses",
@@ -91,3 +97,31 @@ __all__ = [
     "snapshot",
     "switch",
 ]
+
+_MODULE_OF = {
+    "PreparedClaim": "claim",
+    "PreparedClone": "clone",
+    "PreparedEdit": "edit",
+    "Maintainer": "guards",
+    "Losses": "losses",
+    "StoreLoss": "losses",
+    "PreparedMirror": "mirror",
+    "PreparedRepair": "repair",
+    "PreparedRetention": "retention",
+    "RetentionPass": "retention",
+    "PreparedRewind": "rewind",
+    "PreparedRewrite": "rewrite",
+    "PreparedFiles": "savepoint",
+    "PreparedRows": "savepoint",
+    "PreparedSnapshots": "snapshot",
+    "SnapshotPass": "snapshot",
+    "PreparedSwitch": "switch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a verb when it is first used: a command needs one of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, name)}")
+    return getattr(module, name) if name in _MODULE_OF else module

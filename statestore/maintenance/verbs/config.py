@@ -58,8 +58,6 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
 from statekeeper.statestore.storage import SizeLimits, StorageSpec, canonical
 from statekeeper.statestore.storage.query_metrics import Prices
 
-FILE_NAME = "statekeeper.toml"
-
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")

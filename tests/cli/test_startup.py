@@ -1,0 +1,51 @@
+"""A command imports what it needs and no more: the time of a short command is the time of its imports."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from statekeeper.statestore import cli
+from statekeeper.statestore.cli.main import SHORT_HELP, main
+
+FOR_ANY_VERB = frozenset({"statekeeper.statestore.cli.common", "statekeeper.statestore.storage", "rich"})
+"""What each verb imports, and a command without a verb does not."""
+ENGINES = frozenset(
+    {"dagster", "pyspark", "pandas", "deltalake", "fsspec", "s3fs", "botocore", "adlfs", "gcsfs", "requests"}
+)
+
+_RUN = """
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+from statekeeper.statestore.cli import main
+main()
+"""
+
+
+def _imported(*arguments: str | Path, exit_code: int = 0) -> frozenset[str]:
+    """Run the command in a process of its own, and return the modules that it has imported."""
+    done = subprocess.run([sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == exit_code, done.stderr
+    return frozenset(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_a_command_without_a_verb_imports_no_verb(option: str) -> None:
+    assert _imported(option) & (FOR_ANY_VERB | ENGINES) == set()
+
+
+def test_each_verb_of_the_command_line_is_listed_in_its_help() -> None:
+    found = {}
+    for module in pkgutil.iter_modules(cli.__path__):
+        command = getattr(import_module(f"{cli.__name__}.{module.name}"), module.name, None)
+        if isinstance(command, click.Command) and command is not main:
+            found[module.name] = command
+    assert found == dict(main.commands)
+    assert {name: command.short_help for name, command in found.items()} == SHORT_HELP
