@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from statekeeper.pipelines.batch.outputs import Computed, Files, Outputs
+from statekeeper.pipelines.batch.outputs import Computed, Outputs
 from statekeeper.pipelines.sinks.data_files import DataFile
 from statekeeper.pipelines.sinks.sink import Attempt
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
 from statekeeper.statestore.base.errors import CorruptFile, SinkConflict
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.types import spark_schema_json
@@ -17,8 +18,8 @@ from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.root.attempts import DEFAULT_OUTPUT
 from statekeeper.statestore.root.state_root import Pending, StateRoot
 
-Compute = Callable[[Files, Mapping[str, pa.Schema], frozenset[str]], Computed]
-"""Computes an attempt: outputs to files, outputs through Spark, and which of them to digest."""
+Compute = Callable[[TaskOutputs], Computed]
+"""Computes an attempt. The tasks put its outputs where `TaskOutputs` says."""
 
 
 def complete(
@@ -46,7 +47,7 @@ def complete(
     with contextlib.ExitStack() as stack:
         if again:
             _require_repeatable(root, pending, again)
-            computed = stack.enter_context(compute_again(*outputs.plan_only(again), frozenset(again)))
+            computed = stack.enter_context(compute_again(outputs.plan_only(again)))
             _require_same_rows(pending, computed, again)
             # The first attempt checked these rows, but the job may now have another merge key.
             outputs.check_rows(again, computed, attempt.batch)

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from statekeeper.pipelines.batch.completion import complete
 from statekeeper.pipelines.batch.initial import InitialState
 from statekeeper.pipelines.batch.metrics import MetricsWindow
 from statekeeper.pipelines.batch.operator_job import run_to_files
-from statekeeper.pipelines.batch.outputs import Computed, Files, Held, Materialised, Outputs, columns_of_outputs
+from statekeeper.pipelines.batch.outputs import Computed, Held, Materialised, Outputs, columns_of_outputs
 from statekeeper.pipelines.batch.progress import BatchReport, Observer, Outcome, Phase
 from statekeeper.pipelines.batch.snapshots import KnownSnapshots, Snapshots
 from statekeeper.pipelines.batch.spark import hide_end_of_query, named, output_is_unreadable
@@ -63,6 +63,28 @@ _QUERY_ID = "sql.streaming.queryId"
 
 class StopWanted(Exception):
     """Raised between two batches to end a query."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BegunBatch:
+    """A batch that is not committed yet.
+
+    rows      of all inputs
+    root      the state root, which has written the offsets of the batch
+    ready     the versions of the state before the batch, and its times
+    sources   the offsets of the query's sources, one line each
+    """
+
+    number: int
+    query_id: str
+    rows: DataFrame
+    root: StateRoot
+    ready: Ready
+    sources: tuple[str, ...]
+
+    def attempt(self, attempt: str) -> Attempt:
+        """Return an attempt at this batch. `attempt`: its id."""
+        return Attempt(self.query_id, self.root.binding.root_id, self.number, attempt)
 
 
 class BatchDriver:
@@ -184,17 +206,18 @@ class BatchDriver:
         if isinstance(begin, Done):
             outcome = Outcome.DONE_BEFORE
         else:
+            begun = BegunBatch(
+                number=batch, query_id=query_id, rows=rows, root=root, ready=begin, sources=outer.sources
+            )
             held = self._outputs.look(query_id, batch, lambda: root.sinks_before(batch - 1))
             if held.attempt is not None:
                 outcome = Outcome.TAKEN_FROM_SINK
-                chosen, notes = self._completed(root, rows, query_id, batch, begin, outer.sources, held)
+                chosen, notes = self._completed(begun, held)
                 self._record_positions(root, chosen)
             else:
                 outcome = Outcome.COMPUTED
                 self._keep_lineage_short(batch)
-                partitions, chosen, attempts, notes = self._compute_and_write(
-                    root, rows, query_id, batch, begin, outer.sources
-                )
+                partitions, chosen, attempts, notes = self._compute_and_write(begun)
             watermark_ms = max(begin.times.watermark_ms, chosen.watermark_ms)
             root.commit(batch, chosen.ids, watermark_ms=watermark_ms)
             tails = [store.commit.tail_changelogs for report in partitions for store in report.stores]
@@ -243,18 +266,15 @@ class BatchDriver:
                 )
         return self._root
 
-    def _compute_and_write(
-        self, root: StateRoot, rows: DataFrame, query_id: str, batch: int, ready: Ready, sources: tuple[str, ...]
-    ) -> tuple[Sequence[PartitionReport], Pending, int, tuple[str, ...]]:
+    def _compute_and_write(self, begun: BegunBatch) -> tuple[Sequence[PartitionReport], Pending, int, tuple[str, ...]]:
         """Compute an attempt and write it to the sinks. Return the record of the attempt that they hold. The first sink
         decides: it skips the write if another driver was first."""
-        files = self._outputs.plan()
-        through_spark, digested = self._outputs.through_spark(files), self._outputs.digested(files)
+        batch, outputs = begun.number, self._outputs.plan()
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
-            attempt = Attempt(query_id, root.binding.root_id, batch, self._ids.fresh())
-            with self._computed(root, rows, ready, attempt, files, through_spark, digested) as computed:
-                pending = self._record(root, ready, attempt, computed, sources)
+            attempt = begun.attempt(self._ids.fresh())
+            with self._computed(begun, attempt, outputs) as computed:
+                pending = self._record(begun, attempt, computed)
                 try:
                     written = self._outputs.write(computed, attempt)
                 except Exception as error:
@@ -265,7 +285,7 @@ class BatchDriver:
                     if number == _ATTEMPTS:
                         raise _unreadable(batch) from error
                     written = None
-            held = self._outputs.held(query_id, batch) if written != attempt.attempt else Held(written, ())
+            held = self._outputs.held(begun.query_id, batch) if written != attempt.attempt else Held(written, ())
             if held.attempt is None:
                 # The sinks committed nothing, so the batch is computed again.
                 self._warn(
@@ -273,7 +293,7 @@ class BatchDriver:
                 )
                 continue
             self._enter(batch, Phase.SINK_WRITTEN)
-            changed = column_notes(root.rewrites(batch), computed.reports)
+            changed = column_notes(begun.root.rewrites(batch), computed.reports)
             if written == attempt.attempt:
                 return computed.reports, pending, number, changed
             notes = changed
@@ -283,83 +303,58 @@ class BatchDriver:
                 )
                 self._warn(f"{note}; two drivers run this query, stop one")
                 notes = (*notes, note)
-            chosen, further = self._completed(root, rows, query_id, batch, ready, sources, held)
+            chosen, further = self._completed(begun, held)
             return computed.reports, chosen, number, (*notes, *further)
         raise AssertionError("unreachable")
 
-    def _completed(
-        self,
-        root: StateRoot,
-        rows: DataFrame,
-        query_id: str,
-        batch: int,
-        ready: Ready,
-        sources: tuple[str, ...],
-        held: Held,
-    ) -> tuple[Pending, tuple[str, ...]]:
+    def _completed(self, begun: BegunBatch, held: Held) -> tuple[Pending, tuple[str, ...]]:
         """Return the record of the attempt that a sink holds, when all sinks have it."""
         assert held.attempt is not None
-        attempt = Attempt(query_id, root.binding.root_id, batch, held.attempt)
 
-        def compute_again(files: Files, through_spark: Mapping[str, pa.Schema], digested: frozenset[str]) -> Computed:
-            self._enter(batch, Phase.COMPUTING)
+        def compute_again(outputs: TaskOutputs) -> Computed:
+            self._enter(begun.number, Phase.COMPUTING)
             # Its versions have fresh ids, which no commit names.
-            dropped = replace(attempt, attempt=self._ids.fresh())
-            return self._computed(root, rows, ready, dropped, files, through_spark, digested)
+            return self._computed(begun, begun.attempt(self._ids.fresh()), outputs)
 
         try:
-            completed = complete(self._outputs, root, attempt, sources, held.missing, compute_again)
+            completed = complete(
+                self._outputs, begun.root, begun.attempt(held.attempt), begun.sources, held.missing, compute_again
+            )
         except Exception as error:
             if not output_is_unreadable(error):
                 raise
-            raise _unreadable(batch) from error
+            raise _unreadable(begun.number) from error
         if held.missing:
-            self._enter(batch, Phase.SINK_WRITTEN)
+            self._enter(begun.number, Phase.SINK_WRITTEN)
         return completed
 
-    def _computed(
-        self,
-        root: StateRoot,
-        rows: DataFrame,
-        ready: Ready,
-        attempt: Attempt,
-        files: Files,
-        through_spark: Mapping[str, pa.Schema],
-        digested: frozenset[str],
-    ) -> Computed:
+    def _computed(self, begun: BegunBatch, attempt: Attempt, outputs: TaskOutputs) -> Computed:
         """Run the operator. If all outputs go to files or nowhere, this is one Spark job, and only reports come back."""
-        session, initial = rows.sparkSession, self._initial_of(attempt.batch)
-        if not through_spark:
-            plan = self._plan(root, ready, attempt, TaskOutputs(files=files, digested=digested), session)
-            return Computed(self._checked(run_to_files(plan, rows, initial), ready, plan), files, None)
-        channel = self._channel_of(session)
+        initial = self._initial_of(begun.number)
+        if not outputs.rows:
+            plan = self._plan(begun, attempt, outputs)
+            tasks = self._checked(run_to_files(plan, begun.rows, initial), begun, plan)
+            return Computed(tasks, outputs.files, None)
+        channel = self._channel_of(begun.rows.sparkSession)
         reporter = channel.open(self._ids.fresh())
-        outputs = TaskOutputs(files=files, rows=through_spark, digested=digested, reporter=reporter)
-        plan = self._plan(root, ready, attempt, outputs, session)
+        plan = self._plan(begun, attempt, replace(outputs, reporter=reporter))
         with ExitStack() as stack:
-            materialised = stack.enter_context(Materialised(plan, rows, initial))
-            tasks = self._checked(channel.take(reporter), ready, plan)
+            materialised = stack.enter_context(Materialised(plan, begun.rows, initial))
+            tasks = self._checked(channel.take(reporter), begun, plan)
             stack.pop_all()
-            return Computed(tasks, files, materialised)
+            return Computed(tasks, outputs.files, materialised)
 
-    def _record(
-        self,
-        root: StateRoot,
-        ready: Ready,
-        attempt: Attempt,
-        computed: Computed,
-        sources: tuple[str, ...],
-    ) -> Pending:
+    def _record(self, begun: BegunBatch, attempt: Attempt, computed: Computed) -> Pending:
         """Write the record of an attempt, with the changelogs that its tasks returned, before the sink is written."""
         self._enter(attempt.batch, Phase.COMPUTED)
-        reports = computed.reports
+        root, ready, reports = begun.root, begun.ready, computed.reports
         root.record_changes(attempt.batch)
         pending = Pending(
             batch=attempt.batch,
             attempt=attempt.attempt,
             root_id=attempt.root_id,
             query_id=attempt.query_id,
-            sources=sources,
+            sources=begun.sources,
             schema=root.schema(),
             ids=_ids_by_operator(reports, ready),
             structure=root.structure,
@@ -389,17 +384,11 @@ class BatchDriver:
             self._channel = ReportChannel(session.sparkContext)
         return self._channel
 
-    def _plan(
-        self,
-        root: StateRoot,
-        ready: Ready,
-        attempt: Attempt,
-        output: TaskOutputs,
-        session: SparkSession,
-    ) -> TaskPlan:
+    def _plan(self, begun: BegunBatch, attempt: Attempt, outputs: TaskOutputs) -> TaskPlan:
+        root, ready = begun.root, begun.ready
         partitions = root.binding.partitions
-        initial = self._initial_of(attempt.batch)
-        slots = self._tasks or session.sparkContext.defaultParallelism
+        initial = self._initial_of(begun.number)
+        slots = self._tasks or begun.rows.sparkSession.sparkContext.defaultParallelism
         return TaskPlan(
             root=self._root_spec,
             root_id=root.binding.root_id,
@@ -408,22 +397,22 @@ class BatchDriver:
             row_columns=self._row_columns,
             partitioning=Partitioning(partitions, root.binding.key_groups, min(slots, partitions)),
             assignments=Assignments.of(ready.bases, self._snapshots.versions),
-            rewrites=root.rewrites(attempt.batch),
+            rewrites=root.rewrites(begun.number),
             structure=root.structure,
             batch_log=part_of(self._log, attempt.attempt, partitions * len(ready.bases)),
             times=ready.times,
             inputs=self._event_clock.inputs,
             limits=self._host.limits,
             sweep=SweepLimits(self._host.quota_bytes, self._host.unused_seconds),
-            output=output,
+            output=outputs,
             initial=None if initial is None else initial.columns,
         )
 
     def _initial_of(self, batch: int) -> InitialState | None:
         return self._initial if batch == 0 else None
 
-    def _checked(self, reports: Sequence[Reported], ready: Ready, plan: TaskPlan) -> list[TaskReport]:
-        tasks = checked(reports, ready.bases, plan.partitioning)
+    def _checked(self, reports: Sequence[Reported], begun: BegunBatch, plan: TaskPlan) -> list[TaskReport]:
+        tasks = checked(reports, begun.ready.bases, plan.partitioning)
         self._metrics.add_tasks(tasks)
         return tasks
 

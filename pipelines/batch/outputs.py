@@ -21,7 +21,7 @@ from statekeeper.pipelines.operator.declaration import LATE_OUTPUT, StatefulOper
 from statekeeper.pipelines.sinks.data_files import DataFile, NoFiles, OutputFiles
 from statekeeper.pipelines.sinks.sink import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
 from statekeeper.pipelines.task.reports import PartitionReport, TaskReport
-from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TAG_COLUMN
+from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TAG_COLUMN, TaskOutputs
 from statekeeper.pipelines.task.work import TaskPlan
 from statekeeper.statestore.base.errors import SchemaMismatch, SinkConflict, UnsafeSink, UnsupportedEnvironment
 from statekeeper.statestore.format.structure import Structure
@@ -60,10 +60,6 @@ class Materialised:
         plan.rdd().unpersist(False)
 
 
-Files = Mapping[str, OutputFiles]
-"""Output -> where the tasks write its data files, for outputs that do not go through Spark."""
-
-
 @dataclass(frozen=True)
 class Held:
     """The attempt of a batch that the sinks hold; None if none holds the batch. `missing`: outputs whose sinks do not
@@ -78,7 +74,7 @@ class Computed:
     """The outputs of an attempt that its tasks have computed. Use it as a context, which frees the rows."""
 
     tasks: Sequence[TaskReport]
-    plans: Files
+    plans: Mapping[str, OutputFiles]
     rows: Materialised | None
 
     @property
@@ -143,8 +139,22 @@ class Outputs:
         """Ask the sinks again after a write. Raises `SinkConflict`."""
         return self._agreed({name: sink.held(query_id, batch) for name, sink in self._sinks.items()}, batch)
 
-    def plan(self) -> Files:
-        """Return the outputs whose files the tasks write. Raises `UnsupportedTable`, `SchemaMismatch`."""
+    def plan(self) -> TaskOutputs:
+        """Return where the tasks put the outputs of a batch. The outputs in rows are digested if there are several: a later
+        run may have to compare them with rows that it computes again. Raises `UnsupportedTable`, `SchemaMismatch`."""
+        files = self._files()
+        rows = self._through_spark(files)
+        return TaskOutputs(files=files, rows=rows, digested=frozenset() if self._is_one else frozenset(rows))
+
+    def plan_only(self, names: Sequence[str]) -> TaskOutputs:
+        """Return where the tasks put the outputs `names` if they compute a batch again. They drop the others."""
+        planned = self._files()
+        dropped = {name: planned.get(name, NoFiles()) for name in self.columns if name not in names}
+        files = {**dropped, **{name: planned[name] for name in names if name in planned}}
+        return TaskOutputs(files=files, rows=self._through_spark(files), digested=frozenset(names))
+
+    def _files(self) -> dict[str, OutputFiles]:
+        """Return output -> where its data files go, for outputs that do not go through Spark."""
         plans = {
             name: sink.plan_files(self.columns[name])
             for name, sink in self._sinks.items()
@@ -152,20 +162,8 @@ class Outputs:
         }
         return {name: plan for name, plan in plans.items() if plan is not None}
 
-    def plan_only(self, names: Sequence[str]) -> tuple[Files, Mapping[str, pa.Schema]]:
-        """Return the places of a computation that only needs the outputs `names`: in files, and through Spark."""
-        planned = self.plan()
-        files: Files = {name: planned.get(name, NoFiles()) for name in self.columns if name not in names}
-        files = {**files, **{name: planned[name] for name in names if name in planned}}
-        return files, self.through_spark(files)
-
-    def through_spark(self, plans: Files) -> dict[str, pa.Schema]:
-        """Return the outputs whose rows go through Spark, with their columns."""
-        return {name: columns for name, columns in self.columns.items() if name not in plans}
-
-    def digested(self, plans: Files) -> frozenset[str]:
-        """Return the outputs that a later run may have to compare with rows that it computes again."""
-        return frozenset() if self._is_one else frozenset(self.through_spark(plans))
+    def _through_spark(self, files: Mapping[str, OutputFiles]) -> dict[str, pa.Schema]:
+        return {name: columns for name, columns in self.columns.items() if name not in files}
 
     def recorded(self, pending: Pending, computed: Computed) -> Pending:
         """Return the record of an attempt with its outputs."""
@@ -198,7 +196,7 @@ class Outputs:
 
         Raises `SinkConflict` if a sink does not hold what was written, `WrongResult` before any sink is written.
         """
-        self.check_rows(sorted(self.through_spark(computed.plans)), computed, attempt.batch)
+        self.check_rows(sorted(self._through_spark(computed.plans)), computed, attempt.batch)
         for name in sorted(self._sinks, key=lambda name: (name in computed.plans, name)):
             held = self.write_one(name, computed, attempt)
             if held != attempt.attempt:

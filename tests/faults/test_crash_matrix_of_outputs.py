@@ -15,9 +15,10 @@ import pyarrow as pa
 import pytest
 
 from statekeeper.pipelines.batch.completion import complete
-from statekeeper.pipelines.batch.outputs import Computed, Files, Outputs
+from statekeeper.pipelines.batch.outputs import Computed, Outputs
 from statekeeper.pipelines.sinks.data_files import DataFile
 from statekeeper.pipelines.sinks.sink import Attempt, NoSink, Sink
+from statekeeper.pipelines.task.task_outputs import TaskOutputs
 from statekeeper.statestore.base.errors import BatchConflict, SinkConflict, WrongResult
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.root.state_root import Done, Pending
@@ -105,14 +106,14 @@ class World:
         rows = {name: RowsSink(self.tables[name], step) for name in ("alerts", "facts")}
         return {**rows, "files": FilesSink(self.tables["files"], step, self.disk), "dropped": NoSink()}
 
-    def compute(self, files: Files, through_spark: Mapping[str, pa.Schema], digested: frozenset[str]) -> ComputedRows:
+    def compute(self, places: TaskOutputs) -> ComputedRows:
         stamp = "always" if self._deterministic else IDS.fresh()
         rows = {name: [f"{name} {number} {stamp}" for number in range(2)] for name in COLUMNS}
         path = f"part-00000-{IDS.fresh()}.snappy.parquet"
         self.disk[path] = rows["files"]
         file = DataFile(path=path, size_bytes=1, modified_at_milliseconds=1, partition_values={}, statistics="{}")
-        in_files = {"files": [file]} if "files" in files else {}
-        return ComputedRows((), files, None, rows, in_files, digested)
+        in_files = {"files": [file]} if "files" in places.files else {}
+        return ComputedRows((), places.files, None, rows, in_files, places.digested)
 
     def run(self, step: Step = lambda: None) -> None:
         """Run the batch in one driver, as `BatchDriver` does. `step` is called at each step."""
@@ -123,8 +124,7 @@ class World:
         attempt = Attempt(QUERY, root.binding.root_id, 0, IDS.fresh())
         held = outputs.look(QUERY, 0, dict)
         if held.attempt is None:
-            files = outputs.plan()
-            computed = self.compute(files, outputs.through_spark(files), outputs.digested(files))
+            computed = self.compute(outputs.plan())
             pending = Pending(
                 batch=0,
                 attempt=attempt.attempt,
@@ -254,9 +254,9 @@ def test_with_one_sink_for_rows_no_crash_needs_a_deterministic_function(
         [rows] = {"alerts", "facts"} - {in_files}
         return {**others, rows: RowsSink(world.tables[rows], step), "dropped": NoSink()}
 
-    def compute(world: World, files: Files, through_spark: Mapping[str, pa.Schema], digested: frozenset[str]) -> Any:
-        computed = computes(world, files, through_spark, digested)
-        paths = {name: f"part-00000-{IDS.fresh()}.snappy.parquet" for name in files if name != "dropped"}
+    def compute(world: World, places: TaskOutputs) -> Any:
+        computed = computes(world, places)
+        paths = {name: f"part-00000-{IDS.fresh()}.snappy.parquet" for name in places.files if name != "dropped"}
         world.disk.update({path: list(computed.of_output[name]) for name, path in paths.items()})
         [file] = computed.of_files["files"]
         return replace(computed, of_files={name: [replace(file, path=path)] for name, path in paths.items()})
