@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from statekeeper.pipelines.batch.completion import complete
 from statekeeper.pipelines.batch.initial import InitialState
+from statekeeper.pipelines.batch.interrupted_attempt import complete
 from statekeeper.pipelines.batch.metrics import MetricsWindow
 from statekeeper.pipelines.batch.operator_job import run_to_files
 from statekeeper.pipelines.batch.outputs import Computed, Held, Materialised, Outputs, columns_of_outputs

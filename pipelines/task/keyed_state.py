@@ -15,7 +15,16 @@ from statekeeper.pipelines.operator.times import TIMESTAMP, TimeKind
 from statekeeper.pipelines.task.group_stores import GroupStores, PlacedKeys
 from statekeeper.pipelines.task.results import as_table
 from statekeeper.pipelines.task.stored import stored_values
-from statekeeper.pipelines.task.times import END_US, FIRST_US, NEVER, Expiry, Timers, Times, times_of, timestamps
+from statekeeper.pipelines.task.timers_and_expiry import (
+    END_US,
+    FIRST_US,
+    NEVER,
+    Expiry,
+    Timers,
+    Times,
+    times_of,
+    timestamps,
+)
 from statekeeper.statestore.base.errors import TooLarge, WrongResult
 from statekeeper.statestore.format.state_rows import (
     bare_keys,

@@ -25,7 +25,7 @@ from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
 from statekeeper.pipelines.task.reports import TimeCounts
 from statekeeper.pipelines.task.results import as_outputs
 from statekeeper.pipelines.task.task_outputs import Tables
-from statekeeper.pipelines.task.times import Times, timestamps
+from statekeeper.pipelines.task.timers_and_expiry import Times, timestamps
 from statekeeper.pipelines.task.whole_keys import Piece, WholeKeys
 from statekeeper.statestore.base.errors import WrongResult
 from statekeeper.statestore.format.state_rows import decode_keys, encode_keys

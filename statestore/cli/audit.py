@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import RootHeld, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables

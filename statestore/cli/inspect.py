@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.cli import tables

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format.names import StoreFileKind, VersionId, parse_store_path
 from statekeeper.statestore.maintenance.upkeep.retention import Rule, StoreVerdicts, Verdict

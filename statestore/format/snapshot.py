@@ -27,7 +27,7 @@ from typing import Any
 
 from statekeeper.statestore.base.errors import CorruptFile, TooLarge, UnknownFormatVersion
 from statekeeper.statestore.format.names import VersionId, is_checkpoint_id
-from statekeeper.statestore.format.rocksdb_options import require_string_append
+from statekeeper.statestore.format.options_file import require_string_append
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, require_parsable
 
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
@@ -120,7 +120,7 @@ def rocksdb_files(snapshot: Snapshot, path: str) -> dict[str, bytes]:
     """Return the files of a zip that RocksDB may open, by name: CURRENT and the MANIFEST that it names. Neither
     contains a path.
 
-    The other files are excluded: RocksDB takes paths from OPTIONS (`rocksdb_options`) and applies the records of a log,
+    The other files are excluded: RocksDB takes paths from OPTIONS (`options_file`) and applies the records of a log,
     which Spark leaves empty. For a store with column families the options must name StringAppend. Raises `CorruptFile`,
     `UnknownFormatVersion`.
     """

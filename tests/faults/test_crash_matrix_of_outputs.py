@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.batch.completion import complete
+from statekeeper.pipelines.batch.interrupted_attempt import complete
 from statekeeper.pipelines.batch.outputs import Computed, Outputs
 from statekeeper.pipelines.sinks.data_files import DataFile
 from statekeeper.pipelines.sinks.sink import Attempt, NoSink, Sink

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TypeAlias
 
-from statekeeper.statestore.base.codes import code
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.contents.differences import Change, Difference
 from statekeeper.statestore.format.names import StorePath

@@ -41,7 +41,7 @@ from statekeeper.statestore.base.errors import (
 from statekeeper.statestore.checkpoint.lineage import LocalCopy
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES, SizeLimits
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.format.rocksdb_options import string_append_options
+from statekeeper.statestore.format.options_file import string_append_options
 from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
 
@@ -177,7 +177,7 @@ class Database:
         """Open a database of Spark whose tables may have values with merges that are not applied yet.
 
         The options are created here: an options file of a checkpoint could send RocksDB to other directories
-        (`format.rocksdb_options`). Raises as `open_for_writing`.
+        (`format.options_file`). Raises as `open_for_writing`.
         """
         with translated(path):
             # Only the options of the column family have the merge operator, not those of the database.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from statekeeper.statestore.base import codes
+from statekeeper.statestore.base import enum_codes
 from statekeeper.statestore.checkpoint.stateless import Stateless
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
@@ -79,7 +79,7 @@ class FindingKind(Enum):
     @property
     def code(self) -> str:
         """The stable code, for programs."""
-        return codes.code(self)
+        return enum_codes.code(self)
 
 
 @dataclass(frozen=True, kw_only=True)
