@@ -1,6 +1,8 @@
 PYTHON ?= python3.11
 UV_VERSION := 0.13.8
 BIN := .venv/bin
+# Images of containers often set it. Then each of the hundreds of processes that tests start would compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
 
