@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from tests.support import units
 from tests.support.s3_server import S3Server
 
 # Many small queries run in short processes: the optimizing compiler costs more time than it saves.
@@ -29,8 +30,6 @@ settings.load_profile("no deadline")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for several workers: one worker runs all tests of a Spark session, another those that start their
-    own jobs."""
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if params.get("storage_spec") == "s3":
@@ -41,10 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 is_slow = True
             if is_slow:
                 item.add_marker(pytest.mark.slow)
-        if "delta_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("one Spark session"))
-        elif item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("Spark jobs"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    units.register(config)
 
 
 @pytest.fixture(params=list(Structure), ids=lambda structure: structure.value)
@@ -76,8 +75,9 @@ def storage(storage_spec: StorageSpec) -> Storage:
 
 
 @pytest.fixture(scope="session")
-def delta_session() -> Iterator[SparkSession]:
-    """The one Spark session of all tests in this process, as the pipelines make it. A task may fail twice."""
+def delta_session(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
+    """The one Spark session of all tests, as the pipelines make it. A task may fail twice."""
+    units.require_no_other(pytestconfig, units.SPARK_SESSION)
     conf = {"spark.sql.shuffle.partitions": "2"}
     session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf, packages=S3A_PACKAGES)
     yield session
