@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Images of containers often set it. Then each of the hundreds of processes that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env run platform test slow-test lint lock kill-test simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
+.PHONY: env run platform test nightly slow-test lint lock kill-test simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -46,10 +46,15 @@ MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
 	test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 2>/dev/null && echo /dev/shm)
 # Most tests wait for a process or a server, so one worker more than cores.
 WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+IN_FOLDER = folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
+	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && TMPDIR="$$folder"
 test: env .venv/.jars
-	@folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
-	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
-	TMPDIR="$$folder" $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	@$(IN_FOLDER) $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+
+# All that `make test` leaves out, in HOURS, as one table; a run that was stopped continues. Some parts: ARGS="--only fuzz soak"
+HOURS ?= 8
+nightly: env .venv/.jars
+	@$(IN_FOLDER) $(BIN)/python -m tests.nightly --hours $(HOURS) $(ARGS)
 
 # What takes minutes each: large partitions, each request on S3, processes killed in turn, every operator of Spark's.
 slow-test: env
