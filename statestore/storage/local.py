@@ -127,7 +127,8 @@ class LocalStorage(OpenedStore):
         with self._opened(path) as file:
             if (size_bytes := _size(file)) > self.limits.object_bytes:
                 raise too_large(size_bytes, self._shown(path), self.limits)
-            data = file.read(self.limits.object_bytes)
+            # `read` allocates its argument.
+            data = file.read(size_bytes)
         self.requests.count_bytes_read(len(data))
         return data
 
