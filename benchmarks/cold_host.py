@@ -21,7 +21,8 @@ from benchmarks.s3_process import s3_process
 from benchmarks.state_roots import Changes, changes
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import batch_log, names
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.storage import BatchLogCache, RequestCounts, StorageSpec, at_once, open_storage
 from statekeeper.statestore.store.state_store import StateStore, StoreAddress

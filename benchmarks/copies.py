@@ -20,7 +20,8 @@ from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.s3_process import s3_process
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.verbs import Maintainer

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, encode_snapshot
 

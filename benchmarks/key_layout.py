@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from benchmarks.measure import Spread, Table, flat, ratio
 from statekeeper.statestore.checkpoint.lineage import LocalCopy
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values, group_prefix, key_group
 from statekeeper.statestore.format.unsafe_row import encode_rows, normalise_keys

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.key_groups import KeyGroups
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath, VersionId

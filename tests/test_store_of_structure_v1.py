@@ -9,7 +9,7 @@ import pytest
 from statekeeper.statestore.base.errors import VersionNotLoadable
 from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import Header, read_header
+from statekeeper.statestore.format.changelog_header import Header, read_header
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, open_storage

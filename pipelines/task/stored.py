@@ -16,7 +16,7 @@ import pyarrow as pa
 from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.operator.times import TIMESTAMP
 from statekeeper.statestore.base.errors import SchemaMismatch
-from statekeeper.statestore.format import due_keys, state_rows
+from statekeeper.statestore.format import due_keys, prefix_columns, state_rows
 from statekeeper.statestore.format.types import check_supported, spark_schema_json
 from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.root.times import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE, expiries
@@ -71,10 +71,10 @@ def store_schemas(operator: StatefulOperator, row_columns: pa.Schema) -> tuple[S
     """Return the schemas to which a root is bound. Raises `UnsupportedType` for a key column."""
     key_columns = operator.key_columns(row_columns)
     check_supported(key_columns, key=True)
-    of_state = spark_schema_json(state_rows.key_schema(key_columns)), state_rows.PREFIX_COLUMNS
-    of_index = spark_schema_json(due_keys.due_key_schema(key_columns)), due_keys.PREFIX_COLUMNS
+    of_state = spark_schema_json(state_rows.key_schema(key_columns)), prefix_columns.OF_STATE
+    of_index = spark_schema_json(due_keys.due_key_schema(key_columns)), prefix_columns.OF_DUE_KEYS
     schemas = []
     for store in stored(operator):
-        key_json, prefix_columns = of_index if store.is_index else of_state
-        schemas.append(StoreSchema(store.name, key_json, spark_schema_json(store.values), prefix_columns))
+        key_json, prefix = of_index if store.is_index else of_state
+        schemas.append(StoreSchema(store.name, key_json, spark_schema_json(store.values), prefix))
     return tuple(schemas)

@@ -43,7 +43,8 @@ from statekeeper.statestore.format.state_rows import (
     encode_values,
 )
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.root.columns import ColumnChange, NewColumns
+from statekeeper.statestore.root.columns import ColumnChange
+from statekeeper.statestore.root.new_columns import NewColumns
 from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import BatchLogCache, Storage, StorageSpec, open_storage
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import current_process
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -127,6 +126,8 @@ class Caller:
 @contextmanager
 def callers(workers: int) -> Iterator[Caller]:
     """Start `workers` processes, and end them after the block; none if `workers` is 1, or if they cannot start here."""
+    from multiprocessing import current_process
+
     # A daemonic process of Python cannot have children.
     pool = None if workers < 2 or current_process().daemon else _started(workers)
     if pool is None:

@@ -19,7 +19,7 @@ from statekeeper.statestore.checkpoint.stateless import stateless
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format import state_conf as conf
 from statekeeper.statestore.format.batch_log import object_of
-from statekeeper.statestore.format.changelog import read_header
+from statekeeper.statestore.format.changelog_header import read_header
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.state_conf import StateConf

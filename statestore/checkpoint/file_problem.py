@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statekeeper.statestore.base.errors import ObjectMissing, RecordTooLarge, StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.format.families import UnknownColumnType
+from statekeeper.statestore.format.operators import UnknownColumnType
 
 
 class Flaw(Enum):

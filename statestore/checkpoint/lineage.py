@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statekeeper.statestore.base.errors import LineageCeiling
-from statekeeper.statestore.format.changelog import lineage_bytes
+from statekeeper.statestore.format.changelog_header import lineage_bytes
 from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 

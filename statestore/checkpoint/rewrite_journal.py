@@ -25,7 +25,6 @@ from statekeeper.statestore.format.file_sink import parse_entry
 from statekeeper.statestore.format.names import StorePath, VersionId, parse_store_file
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.types import arrow_schema
 from statekeeper.statestore.format.untrusted import (
     BAD_VALUES,
     checkpoint_id,
@@ -117,6 +116,9 @@ def parse_schemas(body: object, path: str) -> Schemas:
         return {}
     if not isinstance(body, dict):
         raise invalid(path)
+    # Imported on demand: no other rewrite needs Arrow's types.
+    from statekeeper.statestore.format.types import arrow_schema
+
     found = {str(name): SchemaChange(str(one["before"]), str(one["after"])) for name, one in body.items()}
     for one in found.values():
         arrow_schema(one.before)

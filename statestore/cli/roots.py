@@ -26,7 +26,6 @@ from statekeeper.statestore.cli.common import (
     say,
     storage_options,
 )
-from statekeeper.statestore.cli.rows import ListOfRoots, RowOutput
 from statekeeper.statestore.cli.tables import as_json, plain
 from statekeeper.statestore.maintenance.verbs import fleet
 
@@ -65,6 +64,8 @@ def several_roots(verb: Verb) -> Callable[..., None]:
 
 def rows_of_several_roots(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb the arguments ROOT... and the option --all. The verb takes one root and writes its rows to `rows`."""
+    # Imported on demand: only `dump` and `diff` have rows.
+    from statekeeper.statestore.cli.rows import ListOfRoots, RowOutput
 
     @functools.wraps(verb)
     def of_all(roots: tuple[str, ...], all_roots: bool, form: str, **options: Any) -> None:

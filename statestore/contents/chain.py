@@ -17,13 +17,13 @@ from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMiss
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
+from statekeeper.statestore.checkpoint.sidecars import misfit
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.batch_log import object_of
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
+from statekeeper.statestore.format.snapshot import OF_ANOTHER_PAST, SnapshotMetadata, TableFile, read_snapshot
 from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store.loading.base import OF_ANOTHER_PAST, misfit
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
-import json
-import mmap
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -33,10 +31,10 @@ from statekeeper.statestore.base.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.format import compression
-from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, Reader, from_modified_utf8, utf
+from statekeeper.statestore.format.changelog_header import HINT, UPGRADE, Header, header_of, lineage_json
+from statekeeper.statestore.format.compression import Readable
+from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, Reader, utf
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES, RECORD_HEAD_BYTES, WINDOW_BYTES, how_to_read
-from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, parsed_json, version_number
 
 
 class Kind(enum.IntEnum):
@@ -52,25 +50,10 @@ _END = struct.pack(">i", -1)
 _KINDS = frozenset(Kind)
 _LAST_WINS = (Kind.PUT, Kind.DELETE)
 _INT = struct.Struct(">i")
-_LONGEST_VERSION_BYTES = 16
-_HINT = "restore the file from a backup, or load an older version"
-_UPGRADE = "nothing was changed; upgrade Statekeeper"
-
-Readable = bytes | mmap.mmap
-"""A whole compressed file: in memory, or mapped from the local disk."""
 
 _COLUMNS = ("key_start", "key_length", "value_start", "value_length")
 PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
-
-
-@dataclass(frozen=True)
-class Header:
-    """The header of a changelog. `lineage`: None in v1 and v2; in v3 and v4 the versions from the newest snapshot that
-    the writer knew, inclusive, to the one before this changelog, ascending. `is_typed`: v2 and v4."""
-
-    lineage: tuple[VersionId, ...] | None
-    is_typed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,34 +122,6 @@ def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
         yield buffer[key_at : key_at + key_size].tobytes(), value
 
 
-def read_header(data: Readable, path: str) -> Header:
-    """Read the header of a compressed changelog. Decompresses only the blocks that contain it.
-
-    Raises `CorruptFile`, or `UnknownFormatVersion` for formats of later Spark releases.
-    """
-    return _read_header(compression.blocks(data, path), path)[0]
-
-
-def _read_header(blocks: Iterator[bytes], path: str) -> tuple[Header, bytes, int]:
-    """Read the header from the first blocks. Return it, the bytes of these blocks, and the position after the header."""
-    head = b""
-    for block in blocks:
-        head += block
-        if len(head) < _LONGEST_VERSION_BYTES:
-            continue
-        reader = Reader(head, path)
-        try:
-            return _parse_header(reader), head, reader.position
-        except CorruptFile:
-            if len(head) > 2 * (UTF_LIMIT_BYTES + 2):
-                raise
-    if not head:
-        # A codec without an end mark accepts a file that is cut after the codec's header.
-        raise CorruptFile("is truncated: it has no records and no end mark", path=path, hint=_HINT)
-    reader = Reader(head, path)
-    return _parse_header(reader), head, reader.position
-
-
 def read_changelog(
     data: Readable, path: str, *, most_record_bytes: int = MOST_RECORD_BYTES
 ) -> tuple[Header, Iterator[Changes]]:
@@ -177,7 +132,7 @@ def read_changelog(
     Otherwise raises as `read_header`, and `UnknownFormatVersion` for an unknown record kind.
     """
     blocks = compression.blocks(data, path)
-    header, head, start = _read_header(blocks, path)
+    header, head, start = header_of(blocks, path)
     layout = _TYPED if header.is_typed else _PLAIN
     return header, _windows(head, start, blocks, path, layout=layout, most_record_bytes=most_record_bytes)
 
@@ -237,7 +192,7 @@ def _next_record_bytes(reader: Reader, position: int, layout: _Layout) -> int:
     """Return the size that the record at `position` declares. Raises `CorruptFile` for bytes after the end mark."""
     plain = reader.data
     if plain.startswith(layout.end, position) and len(plain) > position + len(layout.end):
-        raise CorruptFile(f"does not end with an end mark at byte {position:,}", path=reader.path, hint=_HINT)
+        raise CorruptFile(f"does not end with an end mark at byte {position:,}", path=reader.path, hint=HINT)
     at = position + layout.ahead
     if at + 4 > len(plain):
         return 0
@@ -245,43 +200,6 @@ def _next_record_bytes(reader: Reader, position: int, layout: _Layout) -> int:
     value_at = at + 4 + key_bytes
     value_bytes = 0 if value_at + 4 > len(plain) else max(0, int(_INT.unpack_from(plain, value_at)[0]))
     return layout.ahead + 8 + key_bytes + value_bytes
-
-
-def _parse_header(reader: Reader) -> Header:
-    version = _sniff_version(reader)
-    if version == 1:
-        return Header(lineage=None)
-    if version not in (2, 3, 4):
-        raise UnknownFormatVersion(
-            f"has changelog format v{version}, not one of the supported v1 to v4", path=reader.path, hint=_UPGRADE
-        )
-    reader.utf("the format version")
-    if version == 2:
-        return Header(lineage=None, is_typed=True)
-    text = reader.utf("the lineage")
-    try:
-        items = parsed_json(text)
-        if not isinstance(items, list):
-            raise ValueError("no array")
-        lineage = tuple(
-            VersionId(version_number(item["version"]), checkpoint_id(item["checkpointUniqueId"])) for item in items
-        )
-    except BAD_VALUES as error:
-        raise CorruptFile("has a lineage that is not valid JSON", path=reader.path, hint=_HINT) from error
-    return Header(lineage, is_typed=version == 4)
-
-
-def _sniff_version(reader: Reader) -> int:
-    """Apply Spark's rule (SPARK-51922, SPARK-52553): a leading UTF text `v<number>` is the version; else it is 1."""
-    start = reader.data[reader.position : reader.position + 2]
-    length = int.from_bytes(start, "big")
-    body = reader.data[reader.position + 2 : reader.position + 2 + length]
-    if len(body) < length or not body.startswith(b"v"):
-        return 1
-    try:
-        return int(from_modified_utf8(body[1:]))
-    except ValueError:
-        return 1
 
 
 _Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -305,11 +223,11 @@ def _parse_records(reader: Reader, layout: _Layout, *, whole: bool) -> tuple[Cha
         found += [alike, others]
     if whole and plain[position:] != layout.end:
         raise CorruptFile(
-            f"does not end with an end mark at byte {position:,} of {len(plain):,}", path=reader.path, hint=_HINT
+            f"does not end with an end mark at byte {position:,} of {len(plain):,}", path=reader.path, hint=HINT
         )
     at = position + layout.ahead
     if not whole and at + 4 <= len(plain) and (key_size := int(_INT.unpack_from(plain, at)[0])) < -1:
-        raise CorruptFile(f"has an impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=_HINT)
+        raise CorruptFile(f"has an impossible key length {key_size:,} at byte {at:,}", path=reader.path, hint=HINT)
     changes = Changes.of(plain, *(np.concatenate(column) for column in zip(*found, strict=True)))
     return (changes if layout is _PLAIN else replace(changes, kinds=_kinds(reader, changes))), position
 
@@ -322,13 +240,13 @@ def _kinds(reader: Reader, changes: Changes) -> np.ndarray | None:
         if kind not in _KINDS:
             place = int(key_start[kinds == kind][0]) - 5
             raise UnknownFormatVersion(
-                f"has a record of the unknown kind 0x{kind:02x} at byte {place:,}", path=reader.path, hint=_UPGRADE
+                f"has a record of the unknown kind 0x{kind:02x} at byte {place:,}", path=reader.path, hint=UPGRADE
             )
     odd = (kinds == Kind.DELETE) != (value_length < 0)
     if odd.any():
         place = int(key_start[odd][0]) - 5
         raise CorruptFile(
-            f"has at byte {place:,} a delete with a value, or a put without a value", path=reader.path, hint=_HINT
+            f"has at byte {place:,} a delete with a value, or a put without a value", path=reader.path, hint=HINT
         )
     return None if np.isin(kinds, _LAST_WINS).all() else kinds
 
@@ -401,21 +319,6 @@ def _records_one_by_one(reader: Reader, position: int, layout: _Layout) -> tuple
             more = True
     key_starts, key_lengths, value_starts, value_lengths = (np.array(c, dtype=np.int64) for c in columns)
     return (key_starts, key_lengths, value_starts, value_lengths), position, more
-
-
-_END = struct.pack(">i", -1)
-_INT = struct.Struct(">i")
-
-
-def lineage_json(lineage: Iterable[VersionId]) -> str:
-    """Return the lineage as Spark writes it into the header of a changelog."""
-    items = [{"version": item.version, "checkpointUniqueId": item.id} for item in lineage]
-    return json.dumps(items, separators=(",", ":"))
-
-
-def lineage_bytes(lineage: Iterable[VersionId]) -> int:
-    """Return the size of a lineage in the header. The limit is `UTF_LIMIT_BYTES`."""
-    return len(lineage_json(lineage))
 
 
 _SHOWN_KEY_BYTES = 64

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from statekeeper.statestore.format.state_rows import KEY_GROUP, bare_keys, encode_heads, key_groups_of
 
 DUE_AT = pa.field("due_at", pa.string(), nullable=False)
-PREFIX_COLUMNS = 2
 VALUES = pa.schema([pa.field("batch", pa.int64(), nullable=False)])
 """Value columns of an index: the batch that wrote the entry."""
 

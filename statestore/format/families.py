@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion, UnsupportedType
 from statekeeper.statestore.format.java_io import Reader
-from statekeeper.statestore.format.operators import chunked_text, not_known, require_end
+from statekeeper.statestore.format.operators import UnknownColumnType, chunked_text, not_known, require_end
 from statekeeper.statestore.format.types import arrow_schema, machine_type
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 
@@ -74,10 +74,6 @@ def undescribed_prefix(key_json: str, value_json: str) -> int:
         return 0
     is_of_sessions = names[-1:] == [_SESSION_START] and _SESSION_WINDOW in value_json
     return len(names) - 1 if is_of_sessions else 0
-
-
-class UnknownColumnType(UnknownFormatVersion):
-    """A column of a known file version has a type that this release does not decode."""
 
 
 def plain_family(key_json: str, value_json: str, prefix_columns: int, path: str) -> Family:

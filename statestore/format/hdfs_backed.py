@@ -21,7 +21,9 @@ import pyarrow as pa
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import row_checksum
-from statekeeper.statestore.format.changelog import ChangelogWriter, Changes, Header, Readable, read_records
+from statekeeper.statestore.format.changelog import ChangelogWriter, Changes, read_records
+from statekeeper.statestore.format.changelog_header import Header
+from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
 
 DEFAULT_CODEC = "lz4"

@@ -32,6 +32,10 @@ _CHUNK_CHARACTERS = 65_535 // 6
 counts UTF-16 units and cuts at twice this length; its reader joins pieces of any length."""
 
 
+class UnknownColumnType(UnknownFormatVersion):
+    """A column of a known file version has a type that this release does not decode."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreInfo:
     """One store of an operator.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from statekeeper.statestore.format import hdfs_backed
-from statekeeper.statestore.format.changelog import Changes, Header, Readable, read_changelog, read_header
+from statekeeper.statestore.format.changelog import Changes, read_changelog
+from statekeeper.statestore.format.changelog_header import Header, read_header
+from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.replay import Window

@@ -62,6 +62,9 @@ _LARGEST_COUNT = 2**63
 _HINT = "load an older version, or take a new snapshot"
 
 
+OF_ANOTHER_PAST = "belongs to a version that was rolled back; the current version with this number has other content"
+
+
 @dataclass(frozen=True)
 class TableFile:
     """An SST or archived log of a snapshot: its name in the local RocksDB, its name under `SSTs/` or `logs/`, its

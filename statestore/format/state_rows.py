@@ -21,7 +21,6 @@ from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.unsafe_row import decode_rows, encode_rows, normalise_keys
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
-PREFIX_COLUMNS = 1
 
 _ENCODING_VERSION = b"\0"
 _PREFIX_ROW = struct.Struct("<qq")

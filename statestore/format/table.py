@@ -25,7 +25,7 @@ import pyarrow as pa
 import xxhash
 
 from statekeeper.statestore.base.errors import CorruptFile
-from statekeeper.statestore.format.changelog import Readable
+from statekeeper.statestore.format.compression import Readable
 
 _MAGIC = 0x88E241B785F4CFF7
 _FOOTER = struct.Struct("<B40sIQ")

@@ -23,8 +23,7 @@ from statekeeper.statestore.base.errors import (
     SchemaMismatch,
     UnknownFormatVersion,
 )
-from statekeeper.statestore.format import due_keys, names, operators
-from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
+from statekeeper.statestore.format import names, operators, prefix_columns
 from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object, partition_count, unix_seconds
 from statekeeper.statestore.root import columns as later_schemas
 from statekeeper.statestore.root.columns import ColumnChange, ColumnMapping, LaterSchemas, OlderSchemas, StoreSchema
@@ -305,16 +304,16 @@ def encode_binding(binding: Binding) -> bytes:
 
 def _store_body(store: StoreSchema) -> dict[str, Any]:
     body: dict[str, Any] = {"name": store.name, "key": store.key_json, "value": store.value_json}
-    if store.prefix_columns != PREFIX_COLUMNS:
+    if store.prefix_columns != prefix_columns.OF_STATE:
         body["prefixColumns"] = store.prefix_columns
     return body
 
 
 def _parsed_store(body: Mapping[str, Any]) -> StoreSchema:
-    prefix_columns = body.get("prefixColumns", PREFIX_COLUMNS)
-    if prefix_columns not in (PREFIX_COLUMNS, due_keys.PREFIX_COLUMNS):
+    prefix = body.get("prefixColumns", prefix_columns.OF_STATE)
+    if prefix not in (prefix_columns.OF_STATE, prefix_columns.OF_DUE_KEYS):
         raise ValueError("no number of prefix columns")
-    return StoreSchema(str(body["name"]), str(body["key"]), str(body["value"]), prefix_columns)
+    return StoreSchema(str(body["name"]), str(body["key"]), str(body["value"]), prefix)
 
 
 def _parsed_claim(body: Any) -> Claim | None:

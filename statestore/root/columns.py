@@ -10,64 +10,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch
-from statekeeper.statestore.format import names
-from statekeeper.statestore.format.lossless import lossless
-from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
-from statekeeper.statestore.format.types import arrow_schema
+from statekeeper.statestore.format import names, prefix_columns
 from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object, parsed_json
-from statekeeper.statestore.format.widening import is_wider, wider_types
 from statekeeper.statestore.storage import Storage
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-@dataclass(frozen=True)
-class NewColumn:
-    """A value column afterwards. `source`: the place of the present column; None if it is new and has the default."""
-
-    field: pa.Field
-    source: int | None
-    default: pa.Scalar | None = None
-
-
-@dataclass(frozen=True)
-class NewColumns:
-    """The value columns of one store before and after."""
-
-    before: pa.Schema
-    columns: tuple[NewColumn, ...]
-
-    @classmethod
-    def of(cls, before: pa.Schema, after: pa.Schema, sources: Sequence[int | None]) -> NewColumns:
-        """Return the change to `after`. sources: one for each new column; an added column has nulls."""
-        fields = zip(after, sources, strict=True)
-        nulls = {field.name: pa.scalar(None, field.type) for field in after}
-        return cls(before, tuple(NewColumn(field, source, nulls[field.name]) for field, source in fields))
-
-    @property
-    def after(self) -> pa.Schema:
-        """The new value columns."""
-        return pa.schema([column.field for column in self.columns])
-
-    def table(self, values: pa.Table) -> pa.Table:
-        """Return decoded values with the new columns. Raises `SchemaMismatch` for a value that does not fit."""
-        return pa.Table.from_arrays([_column(values, column) for column in self.columns], schema=self.after)
-
-
-def _column(values: pa.Table, column: NewColumn) -> pa.ChunkedArray:
-    if column.source is None:
-        return pa.chunked_array([pa.repeat(column.default, values.num_rows)])
-    try:
-        return lossless(values.column(column.source), column.field.type)
-    except (pa.ArrowException, ValueError) as error:
-        raise SchemaMismatch(
-            f"a value of column {values.schema.names[column.source]} does not fit the type {column.field.type}: {error}; "
-            f"the present rows are unchanged",
-            hint="keep the type of this column. If an evolution is half done, reverse it with --abort",
-        ) from error
+    from statekeeper.statestore.root.new_columns import NewColumns
 
 
 _EVOLVE = "stop the job and run: statekeeper evolve ROOT --schema FILE"
@@ -108,6 +61,10 @@ class ColumnChange:
     @property
     def columns(self) -> NewColumns:
         """The columns, with which rows can be converted."""
+        # Imported on demand, as all of Arrow: most commands only read the schemas.
+        from statekeeper.statestore.format.types import arrow_schema
+        from statekeeper.statestore.root.new_columns import NewColumns
+
         return NewColumns.of(arrow_schema(self.before), arrow_schema(self.after), self.sources)
 
     @property
@@ -147,6 +104,8 @@ def change_of(store: str, held: str, declared: str, mapping: ColumnMapping, url:
     sources = [_source(store, new, before, mapping, url) for new in after]
     _require_all_kept(store, before, sources, url)
     _require_order(store, before, sources, url)
+    from statekeeper.statestore.format.types import arrow_schema
+
     types = arrow_schema(held), arrow_schema(declared)
     for place, source in enumerate(sources):
         if source is not None:
@@ -224,6 +183,8 @@ def _require_fit(
     url: str,
 ) -> None:
     """Verify that the type of a column is equal, or wider and declared so."""
+    from statekeeper.statestore.format.widening import is_wider, wider_types
+
     old, new = fields
     if old["type"] == new["type"] and old["nullable"] == new["nullable"]:
         return
@@ -355,7 +316,7 @@ class StoreSchema:
     name: str
     key_json: str
     value_json: str
-    prefix_columns: int = PREFIX_COLUMNS
+    prefix_columns: int = prefix_columns.OF_STATE
 
 
 def schema_digest(stores: tuple[StoreSchema, ...]) -> str:

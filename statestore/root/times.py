@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statekeeper.statestore.format import due_keys
+from statekeeper.statestore.format import prefix_columns
 from statekeeper.statestore.root.columns import StoreSchema
 
 
@@ -40,6 +40,6 @@ def expiries(store: str) -> str:
 
 def index_of(stores: Sequence[StoreSchema], name: str) -> str | None:
     """Return the index of the times in a store's rows; None for a store without times. An index is its own index."""
-    indexes = [store.name for store in stores if store.prefix_columns == due_keys.PREFIX_COLUMNS]
+    indexes = [store.name for store in stores if store.prefix_columns == prefix_columns.OF_DUE_KEYS]
     wanted = (name, expiries(name), *([TIMERS_DUE] if name == TIMERS else []))
     return next((index for index in indexes if index in wanted), None)

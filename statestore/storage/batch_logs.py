@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from filelock import FileLock
-
 from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
 from statekeeper.statestore.format import batch_log, names
 from statekeeper.statestore.format.batch_log import BatchLog, Place
@@ -63,6 +61,9 @@ class BatchLogCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[bool]:
+        # Imported on demand: it imports asyncio, and a command line has no such folder.
+        from filelock import FileLock
+
         lock = FileLock(self.folder / f"lock-{name}", thread_local=False)
         held = False
         # `Timeout` is an OSError.

@@ -29,7 +29,8 @@ from statekeeper.statestore.checkpoint.lineage import (
     tail_changelogs,
 )
 from statekeeper.statestore.format import batch_log, names
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage

@@ -6,6 +6,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -17,9 +18,26 @@ from statekeeper.statestore.cli.main import SHORT_HELP, main
 
 FOR_ANY_VERB = frozenset({"statekeeper.statestore.cli.common", "statekeeper.statestore.storage", "rich"})
 """What each verb imports, and a command without a verb does not."""
-ENGINES = frozenset(
-    {"dagster", "pyspark", "pandas", "deltalake", "fsspec", "s3fs", "botocore", "adlfs", "gcsfs", "requests"}
+OTHER_SYSTEMS = frozenset(
+    {
+        "dagster",
+        "pyspark",
+        "py4j",
+        "pandas",
+        "deltalake",
+        "fsspec",
+        "s3fs",
+        "botocore",
+        "aiohttp",
+        "adlfs",
+        "gcsfs",
+        "requests",
+    }
 )
+ROWS = frozenset({"rocksdict", "pyarrow.compute", "pyarrow.parquet", "asyncio", "filelock", "loky", "multiprocessing"})
+"""What reading or writing the rows of a state takes."""
+ARROW = frozenset({"numpy", "pyarrow"})
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
 
 _RUN = """
 import atexit, json, sys
@@ -38,7 +56,16 @@ def _imported(*arguments: str | Path, exit_code: int = 0) -> frozenset[str]:
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_a_command_without_a_verb_imports_no_verb(option: str) -> None:
-    assert _imported(option) & (FOR_ANY_VERB | ENGINES) == set()
+    assert _imported(option) & (FOR_ANY_VERB | OTHER_SYSTEMS | ROWS | ARROW) == set()
+
+
+@pytest.mark.parametrize(("verb", "needed"), [("inspect", frozenset()), ("audit", ARROW)])
+def test_a_short_look_at_a_local_checkpoint_imports_no_engine(
+    verb: str, needed: frozenset[str], tmp_path: Path
+) -> None:
+    """The audit reads the schemas of Spark's state, which takes Arrow."""
+    zipfile.ZipFile(CHECKPOINT).extractall(tmp_path)
+    assert _imported(verb, tmp_path / "checkpoint") & (OTHER_SYSTEMS | ROWS | ARROW) == needed
 
 
 def test_each_verb_of_the_command_line_is_listed_in_its_help() -> None:

@@ -23,15 +23,8 @@ from statekeeper.statestore.base.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.format import changelog, compression
-from statekeeper.statestore.format.changelog import (
-    ChangelogWriter,
-    Header,
-    Kind,
-    lineage_bytes,
-    lineage_json,
-    read_changelog,
-    read_header,
-)
+from statekeeper.statestore.format.changelog import ChangelogWriter, Kind, read_changelog
+from statekeeper.statestore.format.changelog_header import Header, lineage_bytes, lineage_json, read_header
 from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES, utf
 from statekeeper.statestore.format.names import VersionId
 from tests.support.changelogs import Records, packed, written
@@ -325,7 +318,8 @@ def test_a_changelog_of_zeros_is_read_in_bounded_memory() -> None:
     """4,000 records of 64 KiB of zeros: 1 MiB packed, 256 MiB plain."""
     script = textwrap.dedent("""
         import io, resource, pyarrow as pa
-        from statekeeper.statestore.format.changelog import Header, read_changelog
+        from statekeeper.statestore.format.changelog import read_changelog
+        from statekeeper.statestore.format.changelog_header import Header
         from statekeeper.statestore.format.changelog import ChangelogWriter
         sink = io.BytesIO()
         writer = ChangelogWriter(sink, Header(()))

@@ -15,7 +15,8 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.sparks import Spark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statekeeper.statestore.base.errors import UnknownFormatVersion, VersionNotLoadable
-from statekeeper.statestore.format.changelog import Header
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import cached_changelog
 from statekeeper.statestore.storage import Storage
 from tests.support.changelogs import written

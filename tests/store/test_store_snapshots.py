@@ -9,7 +9,7 @@ import pytest
 
 from statekeeper.statestore.base.errors import LineageCeiling
 from statekeeper.statestore.checkpoint.lineage import LINEAGE_STOP_BYTES, BaseKind
-from statekeeper.statestore.format.changelog import Header, lineage_bytes, read_header
+from statekeeper.statestore.format.changelog_header import Header, lineage_bytes, read_header
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.storage import Storage
 from tests.support.changelogs import written

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from statekeeper.statestore.format import compression
-from statekeeper.statestore.format.changelog import ChangelogWriter, Changes, Header, Kind, lineage_json
+from statekeeper.statestore.format.changelog import ChangelogWriter, Changes, Kind
+from statekeeper.statestore.format.changelog_header import Header, lineage_json
 from statekeeper.statestore.format.compression import BlockWriter
 from statekeeper.statestore.format.java_io import utf
 from statekeeper.statestore.format.names import VersionId

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterable
 
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.checksum import checksum
 from statekeeper.statestore.format.logs import STATE_CONF, CommitLog, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId

@@ -8,7 +8,8 @@ from pathlib import Path
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header, read_changelog
+from statekeeper.statestore.format.changelog import ChangelogWriter, read_changelog
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder

@@ -26,7 +26,10 @@ from statekeeper.statestore.format.compression.block_writer import CompressedWri
 from statekeeper.statestore.format.compression.compressed_file import CompressedFile
 from statekeeper.statestore.format.compression.lz4_java import BlockWriter
 
-__all__ = ["BlockWriter", "CompressedWriter", "blocks", "is_guarded", "writer"]
+__all__ = ["BlockWriter", "CompressedWriter", "Readable", "blocks", "is_guarded", "writer"]
+
+Readable = bytes | mmap.mmap
+"""A whole compressed file: in memory, or mapped from the local disk."""
 
 _CODECS: dict[bytes, Callable[[CompressedFile], Iterator[bytes]]] = {
     codec.MAGIC: codec.blocks for codec in (lz4_java, zstd, xerial_snappy, lzf)

@@ -5,7 +5,7 @@
     ...
 
 There is no checksum: a flipped bit within a block may be undetected. There is no end mark: only the reader of the
-records detects a cut between two blocks.
+records detects a cut between two blocks. Arrow, which has the codec, is imported on demand.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
-
-import pyarrow as pa
 
 from statekeeper.statestore.format.compression.block_writer import Blocks
 from statekeeper.statestore.format.compression.compressed_file import LARGEST_BLOCK_BYTES, CompressedFile
@@ -32,7 +30,10 @@ class SnappyWriter:
     """Writes plain bytes to `sink` as a snappy stream with blocks of 32 KiB, as Spark does by default."""
 
     def __init__(self, sink: BinaryIO) -> None:
+        import pyarrow as pa
+
         self._sink = sink
+        self._buffer = pa.py_buffer
         self._snappy = pa.Codec("snappy")
         self._blocks = Blocks(_BLOCK_BYTES, self._write_block)
         sink.write(_HEADER)
@@ -46,13 +47,15 @@ class SnappyWriter:
         self._blocks.flush()
 
     def _write_block(self, plain: bytes | memoryview) -> None:
-        packed = self._snappy.compress(pa.py_buffer(plain), asbytes=True)
+        packed = self._snappy.compress(self._buffer(plain), asbytes=True)
         self._sink.write(_LENGTH.pack(len(packed)))
         self._sink.write(packed)
 
 
 def blocks(file: CompressedFile) -> Iterator[bytes]:
     """Iterate over the uncompressed blocks. Only whole blocks are returned."""
+    import pyarrow as pa
+
     if file.view[: len(_HEADER)] != _HEADER:
         raise file.damage("not the header of a snappy stream of version 1")
     snappy = pa.Codec("snappy")

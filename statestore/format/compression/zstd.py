@@ -1,14 +1,13 @@
 """Consecutive Zstandard frames (RFC 8878), as zstd-jni writes them.
 
 The content checksum of a frame is verified if it exists. Spark does not enable it, so a flipped bit may be undetected.
+Arrow, which has the codec, is imported on demand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import BinaryIO
-
-import pyarrow as pa
 
 from statekeeper.statestore.format.compression.compressed_file import CompressedFile
 
@@ -35,6 +34,8 @@ class FrameWriter:
     """Writes plain bytes to `sink` as one Zstandard frame."""
 
     def __init__(self, sink: BinaryIO) -> None:
+        import pyarrow as pa
+
         self._stream = pa.CompressedOutputStream(pa.PythonFile(_Sink(sink), mode="w"), "zstd")
 
     def write(self, plain: bytes | memoryview) -> None:
@@ -51,6 +52,8 @@ def blocks(file: CompressedFile) -> Iterator[bytes]:
 
     zstd keeps a window of decompressed bytes. It rejects frames with a window of more than 128 MiB.
     """
+    import pyarrow as pa
+
     packed = pa.BufferReader(pa.py_buffer(file.view))
     stream = pa.CompressedInputStream(packed, "zstd")
     while True:

@@ -28,7 +28,6 @@ from statekeeper.statestore.format.names import StoreFileKind, StorePath
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, text
 from statekeeper.statestore.storage import Deletion, Entry, Storage, at_once, is_hidden, read_lines
-from statekeeper.statestore.store.engine.scratch import work_folder
 
 Snapshots = Mapping[StorePath, Mapping[str, SnapshotMetadata | None]]
 """Quarantined snapshots by store and present path; None for an unreadable snapshot."""
@@ -127,6 +126,8 @@ def copy_file(source: Storage, entry: Entry, target: Storage, path: str, *, scra
     if entry.size_bytes <= MOST_READ_BYTES:
         target.create(path, source.read(entry.path))
         return
+    from statekeeper.statestore.store.engine.scratch import work_folder
+
     with work_folder(scratch, "copy") as folder:
         piece = folder / "file"
         source.download(entry.path, piece, expected_bytes=entry.size_bytes)

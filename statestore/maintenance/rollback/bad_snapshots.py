@@ -24,7 +24,8 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.upkeep import verification
-from statekeeper.statestore.maintenance.upkeep.verification import ReadBack, Reads, SnapshotRead
+from statekeeper.statestore.maintenance.upkeep.verification import Reads, SnapshotRead
+from statekeeper.statestore.maintenance.upkeep.verification.read_back import ReadBack, read_all
 from statekeeper.statestore.storage import Storage, at_once
 
 
@@ -119,6 +120,6 @@ def _read(
             if waiting[chain.store]
         ]
         due = [read for read in turn if read is not None]
-        verification.read_all(storage, due, ended, scratch=deep.scratch, clock=deep.clock)
+        read_all(storage, due, ended, scratch=deep.scratch, clock=deep.clock)
     if failed:
         raise failed[0]

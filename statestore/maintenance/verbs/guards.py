@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from statekeeper.statestore.base.clock import Clock, Ids, SystemClock
 from statekeeper.statestore.base.errors import (
@@ -23,10 +24,12 @@ from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.records import holds, lease
 from statekeeper.statestore.maintenance.records.lease import BEAT_SECONDS
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage
+
+if TYPE_CHECKING:
+    from statekeeper.statestore.maintenance.rewrites.switchover import Machine
 
 Refusals = tuple[StatekeeperError, ...]
 
@@ -135,4 +138,6 @@ class Maintainer:
 
     def machine(self, *, scratch: Path, workers: int, memory_bytes: int) -> Machine:
         """Return what one execution may use, with the clock and the ids of this process."""
+        from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+
         return Machine(scratch=scratch, clock=self.clock, ids=self.ids, workers=workers, memory_bytes=memory_bytes)

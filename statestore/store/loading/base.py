@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,57 +14,25 @@ from statekeeper.statestore.base.errors import (
     LocalStateError,
     NotAFile,
     ObjectMissing,
-    UnknownFormatVersion,
 )
+from statekeeper.statestore.checkpoint.sidecars import misfit, readable
 from statekeeper.statestore.format import hdfs_backed, names
-from statekeeper.statestore.format.changelog import Changes, Readable
-from statekeeper.statestore.format.checksum import checksum, parse_sidecar
+from statekeeper.statestore.format.changelog import Changes
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.records import windows
-from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot, rocksdb_files
+from statekeeper.statestore.format.snapshot import (
+    OF_ANOTHER_PAST,
+    SnapshotMetadata,
+    TableFile,
+    read_snapshot,
+    rocksdb_files,
+)
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.format.table import NotVerified, require_whole
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.storage.content import require_size
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
-
-_PIECE_BYTES = 1024 * 1024
-
-
-def misfit(storage: Storage, path: str, content: Readable) -> str | None:
-    """Compare `content` with the sidecar of `path`. Return the difference; None if there is none, if there is no sidecar,
-    and if the sidecar has an unknown format of a later Spark. One request. Raises `StorageError`."""
-    beside = names.sidecar(path)
-    try:
-        said = parse_sidecar(storage.read(beside), beside)
-    except (ObjectMissing, UnknownFormatVersion):
-        return None
-    except (CorruptFile, NotAFile) as error:
-        return error.what
-    if said.size_bytes != len(content):
-        return f"has size {said.size_bytes:,} bytes, but the file has {len(content):,}"
-    found = checksum(pieces(content))
-    return None if said == found else f"has checksum {said.value}, but the file has {found.value}"
-
-
-def pieces(content: Readable) -> Iterator[bytes]:
-    """Split the content into pieces of 1 MiB."""
-    return (content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES))
-
-
-_MAP_FROM_BYTES = 16 * 1024 * 1024
-
-
-def readable(path: Path) -> Readable:
-    """Read a small local file into memory; map a larger one. Raises `OSError`."""
-    if path.stat().st_size < _MAP_FROM_BYTES:
-        return path.read_bytes()
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-OF_ANOTHER_PAST = "belongs to a version that was rolled back; the current version with this number has other content"
 
 
 class SnapshotUnusable(Exception):

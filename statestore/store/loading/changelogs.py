@@ -13,14 +13,16 @@ from pathlib import Path
 from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing
 from statekeeper.statestore.checkpoint import digests
 from statekeeper.statestore.checkpoint.lineage import Lineage
+from statekeeper.statestore.checkpoint.sidecars import readable
 from statekeeper.statestore.format import records
-from statekeeper.statestore.format.changelog import Changes, Header, Readable
+from statekeeper.statestore.format.changelog import Changes
+from statekeeper.statestore.format.changelog_header import Header
+from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
 from statekeeper.statestore.store.engine.rocks import translated
-from statekeeper.statestore.store.loading.base import readable
 
 
 class Changelogs:

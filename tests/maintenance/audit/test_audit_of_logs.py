@@ -10,7 +10,8 @@ import pytest
 
 from statekeeper.statestore.base.errors import UnknownFormatVersion
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity, gather
 from tests.support.audits import SOME_ID, audited, changelog, the_only_finding

@@ -11,7 +11,8 @@ from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import CorruptFile, UnsupportedProvider
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.logs import STATE_CONF, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import PROVIDER

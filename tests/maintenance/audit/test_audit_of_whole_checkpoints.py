@@ -10,7 +10,8 @@ import pytest
 
 from statekeeper.statestore.base.errors import NotACheckpoint
 from statekeeper.statestore.format import logs, names, operators
-from statekeeper.statestore.format.changelog import ChangelogWriter, Header
+from statekeeper.statestore.format.changelog import ChangelogWriter
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, gather
 from statekeeper.statestore.storage import Entry, Storage, open_storage

@@ -22,7 +22,6 @@ from statekeeper.statestore.maintenance.copies.clones.model import CopyFile, Par
 from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.storage.base import changed
-from statekeeper.statestore.store.engine.scratch import work_folder
 
 AT_ONCE = 8
 """Files that are copied at the same time."""
@@ -126,6 +125,8 @@ def _content(source: Storage, file: CopyFile, scratch: Path) -> Iterator[bytes |
     if file.body is not None or file.entry.size_bytes <= MOST_READ_BYTES:
         yield source.read(file.path) if file.body is None else file.body
         return
+    from statekeeper.statestore.store.engine.scratch import work_folder
+
     with work_folder(scratch, "copy") as folder:
         piece = folder / "file"
         source.download(file.path, piece)

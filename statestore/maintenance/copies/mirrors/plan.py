@@ -15,9 +15,8 @@ from statekeeper.statestore.base.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.format import mirror_names, names
-from statekeeper.statestore.format.families import UnknownColumnType, parse_families
 from statekeeper.statestore.format.names import StoreFileKind
-from statekeeper.statestore.format.operators import parse_operator, parse_schema
+from statekeeper.statestore.format.operators import UnknownColumnType, parse_operator, parse_schema
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.clones.model import (
     CloneFacts,
@@ -359,6 +358,9 @@ def _parser_of(path: str) -> Callable[[bytes, str], object] | None:
     if names.parse_operator_metadata(path) is not None:
         return parse_operator
     if "/_stateSchema/" in path:
+        # Imported on demand: most readers of a mirror's record do not need Arrow.
+        from statekeeper.statestore.format.families import parse_families
+
         return parse_families
     return parse_schema if path.endswith("/_metadata/schema") else None
 

@@ -17,6 +17,7 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe, SchemaMismatch
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.rows import Contents, Layout, layout
+from statekeeper.statestore.format import prefix_columns
 from statekeeper.statestore.format.families import Family
 from statekeeper.statestore.format.family_encode import with_longs_for_nulls
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES, decode_keys
@@ -25,7 +26,6 @@ from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.partition_keys import PartitionRule, key_hashes, partition_columns, partition_rules
 from statekeeper.statestore.format.plain_values import unique_names
 from statekeeper.statestore.format.row_encodings import RowEncoding
-from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS
 from statekeeper.statestore.format.unsafe_row import encode_rows, normalise_keys
 from statekeeper.statestore.maintenance.rewrites.edits import own_rows
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
@@ -119,7 +119,7 @@ def _first(stores: Sequence[StorePath], name: str) -> StorePath:
 def _of_plain_store(contents: Contents, edit: Edit, found: Selection, stores: Sequence[StorePath]) -> Selection:
     [name] = found.layouts
     family = found.layouts[name].families[None]
-    hidden = PREFIX_COLUMNS if contents.origin is Origin.OWN else 0
+    hidden = prefix_columns.OF_STATE if contents.origin is Origin.OWN else 0
     schema = _leaves(_visible(family.key, hidden).empty_table()).schema
     upserts = _upserts(contents, edit, family, stores, hidden)
     return replace(found, wanted=_wanted(edit, schema), upserts=upserts, hidden=hidden)

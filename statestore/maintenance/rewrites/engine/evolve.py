@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, Evolve
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchoverFacts
 from statekeeper.statestore.maintenance.rewrites.switchover.commit import new_commit, rewrite_commit
 from statekeeper.statestore.root import binding
-from statekeeper.statestore.root.columns import NewColumns
+from statekeeper.statestore.root.new_columns import NewColumns
 from statekeeper.statestore.storage import Storage, read_or_none
 
 

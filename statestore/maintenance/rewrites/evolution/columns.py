@@ -15,13 +15,15 @@ import pyarrow.compute as pc
 
 from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch, StatekeeperError
 from statekeeper.statestore.checkpoint.rewrite_journal import SchemaChange
+from statekeeper.statestore.format import prefix_columns
 from statekeeper.statestore.format.lossless import lossless
 from statekeeper.statestore.format.row_encodings import Rows
-from statekeeper.statestore.format.state_rows import PREFIX_COLUMNS, decode_values, encode_values
+from statekeeper.statestore.format.state_rows import decode_values, encode_values
 from statekeeper.statestore.format.types import arrow_schema, spark_schema_json
 from statekeeper.statestore.format.widening import is_wider, wider_types
 from statekeeper.statestore.maintenance.rewrites.given_values import typed_texts
-from statekeeper.statestore.root.columns import NewColumn, NewColumns, StoreSchema
+from statekeeper.statestore.root.columns import StoreSchema
+from statekeeper.statestore.root.new_columns import NewColumn, NewColumns
 from statekeeper.statestore.root.times import EXPIRES_AT, TIMERS_DUE, index_of
 
 
@@ -93,7 +95,7 @@ def evolution_of(store: StoreSchema, changes: ColumnChanges) -> NewColumns:
     default of another type; `UnsupportedType` for a type that Spark's rows do not support.
     """
     before = arrow_schema(store.value_json)
-    keys = arrow_schema(store.key_json).names[PREFIX_COLUMNS:]
+    keys = arrow_schema(store.key_json).names[prefix_columns.OF_STATE :]
     _require_known(store.name, before, keys, changes)
     columns = [
         NewColumn(_kept(store.name, field, changes), place)

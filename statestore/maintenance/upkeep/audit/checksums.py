@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
+from statekeeper.statestore.checkpoint.sidecars import misfit, pieces, readable
 from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format import compression, names
-from statekeeper.statestore.format.changelog import Readable
 from statekeeper.statestore.format.checksum import first_misfit
+from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import Keeper, Refused
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
-from statekeeper.statestore.store.loading.base import misfit, pieces, readable
 
 
 def empty(chain: Chain) -> Iterator[Refused]:

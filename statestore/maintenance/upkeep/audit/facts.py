@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
@@ -19,7 +19,6 @@ from statekeeper.statestore.checkpoint.stateless import Stateless
 from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.contents.restart import LostEntries
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.families import Family
 from statekeeper.statestore.format.logs import CommitLog, OffsetLog
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.operators import OperatorMetadata
@@ -29,6 +28,9 @@ from statekeeper.statestore.maintenance.records.skipped_batches import SkippedBa
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.columns import OlderSchemas
 from statekeeper.statestore.storage import Omitted, RequestCounts
+
+if TYPE_CHECKING:
+    from statekeeper.statestore.format.families import Family
 
 T = TypeVar("T")
 

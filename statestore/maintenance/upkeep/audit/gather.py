@@ -36,12 +36,10 @@ from statekeeper.statestore.maintenance.upkeep.audit.facts import (
     StoreAuditFacts,
     attempt,
 )
-from statekeeper.statestore.maintenance.upkeep.audit.layouts import layouts
 from statekeeper.statestore.maintenance.upkeep.audit.store import Way, gather_store
 from statekeeper.statestore.root.binding import Binding, read_binding
 from statekeeper.statestore.root.columns import OlderSchemas
 from statekeeper.statestore.storage import Entry, Storage, at_once, is_hidden, list_members, read_lines
-from statekeeper.statestore.store.engine.scratch import require_usable
 
 _NEWEST_OFFSETS = 2
 """The offsets of the last committed batch and of a running one. The oldest offsets are read too: they show a later
@@ -96,6 +94,9 @@ def gather(
     root = _root(storage, origin, log, state, control, files, [*strangers, *_strangers(state, provider)], provider)
     root = replace(root, provider=provider, batch_logs=tuple(files.damaged.values()))
     if origin is Origin.NATIVE:
+        # Imported on demand: only a native checkpoint has schemas, which need Arrow.
+        from statekeeper.statestore.maintenance.upkeep.audit.layouts import layouts
+
         read = {path: root.operators[op] for op, path in root.metadata_paths.items()}
         found_moved = (
             moved.moved(storage.url, path, one) for path, one in read.items() if isinstance(one, OperatorMetadata)
@@ -110,6 +111,8 @@ def gather(
     described = _described(root, log, files)
     committed, gone, misfits, newest = commits.committed(root, log, described)
     if scratch is not None:
+        from statekeeper.statestore.store.engine.scratch import require_usable
+
         require_usable(scratch)
     found: dict[StorePath, StoreAuditFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())

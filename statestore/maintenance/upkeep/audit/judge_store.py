@@ -12,7 +12,7 @@ from statekeeper.statestore.checkpoint.lineage import shortened
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.changelog import lineage_bytes
+from statekeeper.statestore.format.changelog_header import lineage_bytes
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts

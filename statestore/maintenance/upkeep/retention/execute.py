@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
@@ -34,8 +35,11 @@ from statekeeper.statestore.maintenance.upkeep.retention.model import (
     deletion_order,
     is_young,
 )
-from statekeeper.statestore.maintenance.upkeep.verification import FileRead, ReadBack, Reads, SnapshotRead
+from statekeeper.statestore.maintenance.upkeep.verification import FileRead, Reads, SnapshotRead
 from statekeeper.statestore.storage import DELETE_BATCH, Entry, MemberEntry, Storage
+
+if TYPE_CHECKING:
+    from statekeeper.statestore.maintenance.upkeep.verification.read_back import ReadBack
 
 
 def removed_stores(
@@ -399,8 +403,11 @@ def _read_bases(
         done[read.store] = outcome
         on_record.update({one.path: one for one in outcome.files})
 
+    # Imported on demand: only this step opens RocksDB.
+    from statekeeper.statestore.maintenance.upkeep.verification.read_back import read_all
+
     try:
-        verification.read_all(storage, planned.reads, ended, scratch=scratch, clock=clock, workers=workers)
+        read_all(storage, planned.reads, ended, scratch=scratch, clock=clock, workers=workers)
     finally:
         # Also after an interruption, so that the next run does not read these files again.
         if done:

@@ -1,4 +1,7 @@
-"""Executes a snapshot plan: builds each snapshot on local disk and publishes it."""
+"""Executes a snapshot plan: builds each snapshot on local disk and publishes it.
+
+RocksDB and the loader are imported on demand: most commands need only the plan.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import (
@@ -20,19 +24,16 @@ from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.contents.chain import look_at_snapshot
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.family_rows import FAMILY_BYTES
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.records import announcements
 from statekeeper.statestore.maintenance.upkeep.snapshot.model import TakeSnapshot
 from statekeeper.statestore.storage import Entry, Storage, at_once
-from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
-from statekeeper.statestore.store.engine.scratch import work_folder
-from statekeeper.statestore.store.loading.base import SnapshotUnusable, open_base
-from statekeeper.statestore.store.loading.loaded import Restored
-from statekeeper.statestore.store.loading.loader import Loader
+
+if TYPE_CHECKING:
+    from statekeeper.statestore.store.engine.rocks import Database
+    from statekeeper.statestore.store.loading.loaded import Restored
 
 
 class Published(Enum):
@@ -167,18 +168,21 @@ def require_same(
     *,
     conf: StateConf,
     at_hand: Mapping[str, Path],
-    digest_of: Callable[[Database], str] = Database.digest,
+    digest_of: Callable[[Database], str] | None = None,
 ) -> None:
     """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
 
     `at_hand`: local copies of its tables, by name in storage. `digest_of`: returns the digest of a
-    database; it may close the database, so that another process can open it.
+    database, in place of `Database.digest`; it may close the database, so that another process can open it.
     Raises `CorruptFile` if they differ.
     """
+    from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
+    from statekeeper.statestore.store.loading.base import SnapshotUnusable, open_base
+
     try:
         limits = EngineLimits(has_filters=False)
         with open_base(storage, store, version, path, limits, conf, at_hand=at_hand).database as database:
-            found = digest_of(database)
+            found = (digest_of or Database.digest)(database)
         problem = f"the digest of its rows is {found}, expected {digest}"
     except SnapshotUnusable as error:
         found, problem = "", str(error)
@@ -209,7 +213,7 @@ _PROCESS_BYTES = 240 * 1024 * 1024
 """The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
 
 
-Change = Callable[[Restored], str]
+Change: TypeAlias = "Callable[[Restored], str]"
 """Changes the rows of a restored version, and returns the digest that all its rows must have then."""
 
 
@@ -289,6 +293,11 @@ def execute(
     `CorruptFile` if a damaged zip has the name of the snapshot; `ObjectMissing` if its tables are deleted after each
     upload; `LocalDiskFull`, `StorageError`.
     """
+    from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+    from statekeeper.statestore.store.engine.rocks import EngineLimits, translated
+    from statekeeper.statestore.store.engine.scratch import work_folder
+    from statekeeper.statestore.store.loading.loader import Loader
+
     started = clock.monotonic_seconds()
     with work_folder(scratch, "snapshot") as folder, translated(scratch):
         captured = folder / "captured"
@@ -366,6 +375,8 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
         )
     if base is None or not base.column_families:
         return _Keys(restored.database.count_keys() if restored.keys is None else restored.keys)
+    from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+
     # Each key starts with the number of its family: two bytes, little-endian.
     names_of = {number.to_bytes(FAMILY_BYTES, "little"): name for name, number in base.column_families.items()}
     counts = {"own": 0, "internal": 0}

@@ -9,7 +9,6 @@ modification time changes.
 """
 
 from statekeeper.statestore.maintenance.upkeep.verification.plan import SnapshotRead, reads_before
-from statekeeper.statestore.maintenance.upkeep.verification.read_back import ReadBack, read_all
 from statekeeper.statestore.maintenance.upkeep.verification.record import (
     FileRead,
     Reads,
@@ -21,11 +20,9 @@ from statekeeper.statestore.maintenance.upkeep.verification.record import (
 
 __all__ = [
     "FileRead",
-    "ReadBack",
     "Reads",
     "SnapshotRead",
     "faults",
-    "read_all",
     "reads_before",
     "record",
     "remaining",

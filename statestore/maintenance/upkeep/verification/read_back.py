@@ -11,11 +11,12 @@ import xxhash
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.base.workers import WORKERS, in_pool
+from statekeeper.statestore.checkpoint.sidecars import pieces, readable
 from statekeeper.statestore.contents.chain import ReadFault
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format import table as tables
-from statekeeper.statestore.format.changelog import Readable
 from statekeeper.statestore.format.checksum import first_misfit
+from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
 from statekeeper.statestore.format.state_conf import OURS
 from statekeeper.statestore.format.table import NotVerified
@@ -24,7 +25,7 @@ from statekeeper.statestore.maintenance.upkeep.verification.record import FileRe
 from statekeeper.statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
 from statekeeper.statestore.store.engine.rocks import EngineLimits, translated
 from statekeeper.statestore.store.engine.scratch import work_folder
-from statekeeper.statestore.store.loading.base import SnapshotUnusable, blamed_file, open_base, pieces, readable
+from statekeeper.statestore.store.loading.base import SnapshotUnusable, blamed_file, open_base
 
 _TAIL_BYTES = 64 * 1024
 """Contains the footer and the metaindex of every SST file, and most meta blocks."""
