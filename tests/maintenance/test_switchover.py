@@ -234,8 +234,9 @@ def test_a_checkpoint_with_an_unfinished_offline_repartition_is_not_switched(
             path,
             logs.encode_offsets(logs.OffsetLog(watermark_ms=0, timestamp_ms=batch, conf=conf, sources=('"a source"',))),
         )
-    [refusal] = planned(switchable.storage, source.other, tmp_path).refusals
-    assert "offline repartition" in refusal
+    refusals = planned(switchable.storage, source.other, tmp_path).refusals
+    assert "If Spark's offline repartitioning was interrupted, run it again first" in refusals[0]
+    assert "If Spark's own repartitioning runs or was interrupted, complete it first" in refusals[1]
 
 
 def test_without_enough_local_disk_the_switchover_does_not_start(

@@ -45,6 +45,8 @@ def checked(storage: Storage, log: LogFacts, committed: Sequence[int], state: It
             return log
     differences = ", ".join(f"{key} to {value!r} instead of {former!r}" for key, (former, value) in changed.items())
     text = f"sets {differences}, which {names.offsets(before)} contains; the state was written with the former settings"
+    if changed.keys() == {SHUFFLE_PARTITIONS} and newest > max(committed):
+        text += ". If Spark's own repartitioning runs or was interrupted, complete it first"
     path = names.offsets(newest)
     return replace(log, offsets_read={**log.offsets_read, newest: FileProblem(path, Flaw.MISMATCH, text)})
 
