@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
@@ -22,12 +20,11 @@ from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs import Maintainer, runs
 from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
-from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
+from tests.support.faulty_storage import Fault
 from tests.support.switching import (
-    WRITES,
     abort,
     after_the_dead,
     contents,
@@ -39,9 +36,6 @@ from tests.support.switching import (
     structure_of,
     switch,
 )
-
-WRITES_IN_CI = 3
-"""CI disturbs one of this number of writes. The slow tests disturb each write and each read."""
 
 
 def test_a_query_that_commits_during_its_switchover_keeps_its_structure(
@@ -299,90 +293,3 @@ def test_a_run_that_lost_its_lease_aborts_no_switchover(
     with pytest.raises(LeaseLost):
         switchover.roll_back(storage, journal, silent, still_held=lost)
     assert contents(storage) == before
-
-
-def test_after_any_failed_write_the_checkpoint_has_one_structure_or_is_rejected(
-    prepared: dict[Structure, Checkpoint],
-    source: Structure,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    matrix = CrashMatrix(prepared[source], source, tmp_path)
-    writes = [case for case in matrix.cases if case[0].kind in WRITES][::WRITES_IN_CI]
-    for number, case in enumerate(writes):
-        matrix.play(*case, finish=number % 2 == 0)
-    record_property("crash_matrix_cases", len(writes))
-    assert len(writes) >= 18
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_after_any_failed_request_the_checkpoint_has_one_structure_or_is_rejected(
-    prepared: dict[Structure, Checkpoint],
-    source: Structure,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    matrix = CrashMatrix(prepared[source], source, tmp_path)
-    for case in matrix.cases:
-        matrix.play(*case, finish=True)
-        matrix.play(*case, finish=False)
-    record_property("crash_matrix_cases", len(matrix.cases))
-    assert len(matrix.cases) >= 300
-
-
-class CrashMatrix:
-    """A switchover that dies at each of its requests, in each way. `cases` are those of an undisturbed one."""
-
-    def __init__(self, checkpoint: Checkpoint, source: Structure, folder: Path) -> None:
-        self._checkpoint = checkpoint
-        self._source = source
-        self._folder = folder
-        self._played = 0
-        undisturbed = self._fresh()
-        self._before = contents(undisturbed)
-        rehearsal = FaultyStorage(undisturbed)
-        switch(rehearsal, source.other, folder)
-        self.cases = list(crash_matrix(rehearsal.trace))
-
-    def play(self, request: Request, fault: Fault, *, finish: bool) -> None:
-        """Finish it afterwards, or take it back. One that had ended stays as it is."""
-        storage, case = self._fresh(), (request, fault, finish)
-        faulty = FaultyStorage(storage, {request.number: fault})
-        # A reply that is lost is waited for again, or ends the run with an error.
-        with suppress(SimulatedCrash, StatekeeperError):
-            switch(faulty, self._source.other, self._folder)
-        assert len(faulty.trace) > request.number, case
-        now = structure_of(storage)
-        assert is_right(self._checkpoint, storage, self._folder), case
-        if now is Structure.V2:
-            self._require_whole_v2(storage)
-        has_ended = switchover.open_journal(storage) is None and now is self._source.other
-        if not has_ended and finish:
-            switch(storage, self._source.other, self._folder, clock=after_the_dead())
-        elif not has_ended:
-            abort(storage, clock=after_the_dead())
-        assert switchover.open_journal(storage) is None, case
-        if has_ended or finish:
-            assert structure_of(storage) is self._source.other, case
-            assert is_right(self._checkpoint, storage, self._folder), case
-            assert audit.judge(audit.gather(storage)).findings == (), case
-        else:
-            left = contents(storage)
-            orphans = {path for path in left.keys() - self._before.keys() if path.endswith(".sst")}
-            assert left.keys() - orphans == self._before.keys(), case
-            assert self._before.items() <= left.items(), case
-
-    def _fresh(self) -> Storage:
-        self._played += 1
-        root = open_storage(str(self._folder / f"case-{self._played}"))
-        return self._checkpoint.copied_to(root, self._folder).storage
-
-    def _require_whole_v2(self, storage: Storage) -> None:
-        """Check that each id in the commit names an existing file, since Spark loads by these ids."""
-        heads = catalog.heads(storage)
-        assert heads is not None
-        files = catalog.files(storage)
-        for store in self._checkpoint.stores:
-            head = heads.heads[store]
-            assert head in files[store].snapshots or head in files[store].changelogs

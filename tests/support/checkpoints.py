@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import unquote
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.checkpoint import catalog
@@ -21,6 +23,20 @@ _UNKNOWN = '{"type":"struct","fields":[{"name":"x","type":"of a later Spark","nu
 NO_ROWS = binding.StoreSchema("counts", _UNKNOWN, _UNKNOWN)
 """Of states whose keys and values are any bytes: nothing decodes them."""
 ROOT_ID = "5ba7c0de-0000-4000-8000-000000000000"
+
+
+def copy_files(source: Storage, target: Storage) -> Storage:
+    """Copy what a storage lists into an empty one. Files of the local disk are not synchronized to it."""
+    paths = [entry.path for entry in source.list("")]
+    if not (source.url.startswith("file:") and target.url.startswith("file:")):
+        at_once(lambda path: target.create(path, source.read(path)), paths)
+        return target
+    from_folder, to_folder = (Path(unquote(one.url.removeprefix("file://"))) for one in (source, target))
+    for path in paths:
+        place = to_folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(from_folder / path, place)
+    return target
 
 
 class Checkpoint:
@@ -58,7 +74,7 @@ class Checkpoint:
         twin = copy.copy(self)
         twin.storage, twin._folder = storage, folder
         twin.versions, twin.states = list(self.versions), list(self.states)
-        at_once(lambda entry: storage.create(entry.path, self.storage.read(entry.path)), self.storage.list(""))
+        copy_files(self.storage, storage)
         return twin
 
     def batch(self, *changes: Changes) -> None:

@@ -22,6 +22,7 @@ from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.state_root import Pending, Ready, StateRoot
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
+from tests.support.checkpoints import copy_files
 from tests.support.roots import QUERY, opened, outer, store
 
 KEYS = pa.schema([("key", pa.string())])
@@ -60,8 +61,7 @@ class KeyedRoot:
         )
 
     def copied_to(self, storage: Storage, folder: Path) -> KeyedRoot:
-        for entry in self.storage.list(""):
-            storage.create(entry.path, self.storage.read(entry.path))
+        copy_files(self.storage, storage)
         return KeyedRoot(
             storage,
             folder,
