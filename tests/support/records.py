@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,38 @@ def leaves(root: Path, *below: str) -> list[Leaf]:
                         leaf = Leaf(file, number, keys, value)
                         found.setdefault(leaf.kind, leaf)
     return list(found.values())
+
+
+def calls_by_file(root: Path, calls: Iterable[tuple[object, ...]]) -> dict[str, list[tuple[object, ...]]]:
+    """Make each call, and return the calls that open each file below the root. The other calls cannot depend on what the
+    file contains, as long as no other file changes."""
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for call in calls:
+        with _opened_files() as opened:
+            statekeeper(*call)
+        for path in sorted(opened):
+            if Path(path).is_relative_to(root):
+                found.setdefault(str(Path(path).relative_to(root)), []).append(call)
+    return found
+
+
+_watched: set[str] | None = None
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and _watched is not None and isinstance(arguments[0], str | os.PathLike):
+        _watched.add(os.fspath(arguments[0]))
+
+
+@contextmanager
+def _opened_files() -> Iterator[set[str]]:
+    """Collect the paths that this process opens, by an audit hook. A hook cannot be removed, so there is one."""
+    global _watched
+    if _watched is None:
+        sys.addaudithook(_watch)
+    _watched = set()
+    yield _watched
+    _watched = set()
 
 
 def replaced(root: Path, leaf: Leaf, value: Any) -> bytes:
