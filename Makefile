@@ -1,4 +1,5 @@
-PYTHON ?= python3.11
+# The newest supported interpreter that runs: pyenv has a command for each of its versions, and only the chosen ones run.
+PYTHON ?= $(or $(shell for minor in 13 12 11; do python3.$$minor -c pass 2>/dev/null && echo python3.$$minor && break; done),python3)
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 # Images of containers often set it. Then each of the hundreds of processes that tests start would compile its modules again.
@@ -10,15 +11,17 @@ env: .venv/.made
 
 # The stamp depends on what is pinned, so a changed lock renews the environment.
 .venv/.made: requirements.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Statekeeper needs Python 3.11: https://www.python.org/downloads/"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
+		{ echo "Statekeeper needs Python 3.11, 3.12 or 3.13: https://www.python.org/downloads/"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
+# One lock for all supported versions and systems.
 lock:
-	$(BIN)/uv pip compile --quiet --all-extras --python-version 3.11 --no-header --no-annotate pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --all-extras --python-version 3.11 --no-header --no-annotate pyproject.toml -o requirements.lock
 	for minor in $(SPARKS); do $(BIN)/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate tests/interop/sparks/$$minor.in -o tests/interop/sparks/$$minor.txt; done
 
 run: env
@@ -92,8 +95,10 @@ sequences: env .venv/.jars
 
 # An environment for the newest patch of each Spark; the project's own is the newest that Delta goes with
 SPARKS := 3.5 4.0 4.1 4.2 4.3
+# The older Sparks do not run on a newer Python, and their files are locked for this one.
+SPARKS_PYTHON ?= python3.11
 var/sparks/%/.made: tests/interop/sparks/%.txt .venv/.made
-	@test -x $(@D)/bin/python || $(BIN)/python -m venv --without-pip $(@D)
+	@test -x $(@D)/bin/python || $(SPARKS_PYTHON) -m venv --without-pip $(@D)
 	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python -r $<
 	@touch $@
 

@@ -35,6 +35,7 @@ QUESTIONS: Mapping[str, str] = {
     "savepoint_rows": "How long is a savepoint with rows, and does it need more memory for more rows?",
     "load_rows": "How long is the load of a savepoint, and does it need more memory for more rows?",
     "initial_rows": "How long is the first batch of a job that starts from a table?",
+    "startup": "How much CPU does a short command take?",
     "first_minutes": "How long until Dagster shows the first results?",
     "pandas_frames": "What do the dtypes of pandas frames cost?",
     "key_layout": "Which layout of the key group is faster?",

@@ -1,5 +1,8 @@
 """Maintenance in Dagster: `from statekeeper.dagster import build`. It needs `pip install 'statekeeper[platform]'`."""
 
-from statekeeper.assets.definitions import build
+from statekeeper.statestore.base.extras import needed_by
+
+with needed_by("statekeeper.dagster", "platform"):
+    from statekeeper.assets.definitions import build
 
 __all__ = ["build"]

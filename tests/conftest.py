@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
 from hypothesis import settings
-from pyspark.sql import SparkSession
 
-from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
+from statekeeper.statestore.base.extras import missing
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from tests.support import units
 from tests.support.s3_server import S3Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Many small queries run in short processes: the optimizing compiler costs more time than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -40,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 is_slow = True
             if is_slow:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Without PySpark, skip the modules that import it. All others test the library."""
+    report = yield
+    if report.failed and missing("pyspark") and "pyspark" in str(report.longrepr):
+        report.outcome = "skipped"
+        report.longrepr = (report.nodeid, 0, "Skipped: the module imports PySpark, which is not installed")
+    return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,6 +90,9 @@ def storage(storage_spec: StorageSpec) -> Storage:
 @pytest.fixture(scope="session")
 def delta_session(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """The one Spark session of all tests, as the pipelines make it. A task may fail twice."""
+    # Imported on demand: the tests of the library run without Spark.
+    from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
+
     units.require_no_other(pytestconfig, units.SPARK_SESSION)
     conf = {"spark.sql.shuffle.partitions": "2"}
     session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf, packages=S3A_PACKAGES)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from statekeeper.statestore.base.clock import Clock, Ids, RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.base.extras import how_to_install, missing
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
 from statekeeper.statestore.storage.base import (
@@ -133,6 +134,12 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
         # Spark writes `file:/path`. A URL is percent-encoded, a bare path is not.
         return LocalStorage(Path(unquote(parts.path) if scheme else spec.url), ids=ids, limits=spec.limits)
     if scheme == "s3" and parts.netloc:
+        if package := missing("s3fs"):
+            raise StorageError(
+                f"needs the package {package}, which is not installed",
+                path=spec.url,
+                hint=f"run: {how_to_install('s3')}",
+            )
         # Imported on demand: the import takes a second, and roots on local disk do not need it.
         from statekeeper.statestore.storage import s3
 
@@ -148,10 +155,13 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
             limits=spec.limits,
         )
     if scheme in _DRIVEN and parts.netloc:
-        from statekeeper.statestore.storage import drivers, hedging, remote
+        from statekeeper.statestore.storage import drivers, hedging
 
         _refuse_unknown(chosen, drivers.options_of(scheme), spec.url)
         checked_folder(parts.path.strip("/"))
+        drivers.require_installed(spec.url)
+        from statekeeper.statestore.storage import remote
+
         options_of_driver, is_hedged = hedging.chosen(chosen)
         return remote.RemoteStorage(
             spec.url,

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.base.extras import how_to_install
 from statekeeper.statestore.storage import hedging
 from statekeeper.statestore.storage.base import TEMP_FOLDER
 from statekeeper.statestore.storage.content import PIECE_BYTES
@@ -37,6 +38,7 @@ _ACCOUNT = re.compile(r"(?P<container>[^@/]+)@(?P<account>[^./:]+)\.(?P<rest>[^/
 class Driver:
     """A driver with atomic create-if-absent, and the package that it needs.
 
+    extra       the extra of Statekeeper that installs the package
     kind        its class, as "module:class", with fsspec's methods that `remote` calls
     release     the oldest release of the package that was verified
     options     the options that a root may have
@@ -49,6 +51,7 @@ class Driver:
     """
 
     package: str
+    extra: str
     kind: str
     release: str
     options: tuple[str, ...]
@@ -113,6 +116,7 @@ def _in_container(parts: SplitResult) -> str:
 
 _AZURE = Driver(
     package="adlfs",
+    extra="azure",
     kind="adlfs:AzureBlobFileSystem",
     release="2025.8.0",
     options=(
@@ -135,6 +139,7 @@ _AZURE = Driver(
 )
 _HDFS = Driver(
     package="requests",
+    extra="hdfs",
     kind="statekeeper.statestore.storage.webhdfs:WebHdfs",
     release="2.31",
     options=("user", "token", "kerberos", "proxy_to"),
@@ -152,6 +157,7 @@ _DRIVERS = {
     "abfss": _AZURE,
     "gs": Driver(
         package="gcsfs",
+        extra="google",
         # Not fsspec's default class: it asks by gRPC whether the bucket is zonal, and writes to zonal ones differently.
         kind="gcsfs.core:GCSFileSystem",
         release="2025.5.0",
@@ -182,11 +188,11 @@ def options_of(scheme: str) -> tuple[str, ...]:
 def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     """Open the driver for a URL with one of the schemes above. Sends no request.
 
-    Raises `StorageError` if the driver or a package that it needs is not installed, or if credentials are missing.
+    Call `require_installed` before. Raises `StorageError` if a package that the driver needs is not installed, or if
+    credentials are missing.
     """
     parts = urlsplit(url)
     driver = _DRIVERS[parts.scheme]
-    _require_installed(driver, url)
     # Otherwise each failed request would be logged with a traceback on stderr. Permanent failures are raised.
     logging.getLogger(driver.package).addHandler(logging.NullHandler())
     parameters = {**driver.parameters(parts), **options}
@@ -213,23 +219,25 @@ def open_driver(url: str, options: Mapping[str, str]) -> Opened:
     )
 
 
-def _require_installed(driver: Driver, url: str) -> None:
-    try:
-        there = metadata.version(driver.package)
-    except metadata.PackageNotFoundError as error:
+def require_installed(url: str) -> None:
+    """Raise `StorageError` if the driver of a URL is not installed, or is older than the verified release."""
+    driver = _DRIVERS[urlsplit(url).scheme]
+    there = {}
+    for package in (driver.package, "fsspec"):
+        try:
+            there[package] = metadata.version(package)
+        except metadata.PackageNotFoundError as error:
+            raise StorageError(
+                f"needs the package {package}, which is not installed",
+                path=url,
+                hint=f"run: {how_to_install(driver.extra)}",
+            ) from error
+    if _numbers(there[driver.package]) < _numbers(driver.release):
         raise StorageError(
-            f"needs the package {driver.package}, which is not installed", path=url, hint=_install(driver)
-        ) from error
-    if _numbers(there) < _numbers(driver.release):
-        raise StorageError(
-            f"needs {driver.package} {driver.release} or later, but {there} is installed",
+            f"needs {driver.package} {driver.release} or later, but {there[driver.package]} is installed",
             path=url,
-            hint=_install(driver),
+            hint=f"run: pip install '{driver.package}>={driver.release}'",
         )
-
-
-def _install(driver: Driver) -> str:
-    return f"pip install '{driver.package}>={driver.release}'"
 
 
 def _numbers(release: str) -> list[int]:

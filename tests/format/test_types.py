@@ -187,5 +187,6 @@ def test_a_schema_with_too_many_levels_is_rejected() -> None:
     hostile = text.replace(
         '"long"', '{"type":"array","containsNull":true,"elementType":' * 5000 + '"long"' + "}" * 5000
     )
-    with pytest.raises(CorruptFile):
+    # Since Python 3.12, its JSON decoder reads more levels than a schema may have.
+    with pytest.raises((CorruptFile, UnsupportedType)):
         arrow_schema(hostile)

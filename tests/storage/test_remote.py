@@ -92,15 +92,15 @@ def test_pattern_characters_in_names_are_literal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "package"),
+    ("url", "package", "extra"),
     [
-        ("abfss://c@account.dfs.core.windows.net/jobs", "adlfs"),
-        ("gs://bucket/jobs", "gcsfs"),
-        ("webhdfs://namenode:9870/jobs", "requests"),
+        ("abfss://c@account.dfs.core.windows.net/jobs", "adlfs", "azure"),
+        ("gs://bucket/jobs", "gcsfs", "google"),
+        ("webhdfs://namenode:9870/jobs", "requests", "hdfs"),
     ],
 )
-def test_a_missing_driver_is_reported_with_the_package_to_install(
-    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_driver_is_reported_with_the_extra_to_install(
+    url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -108,7 +108,9 @@ def test_a_missing_driver_is_reported_with_the_package_to_install(
     monkeypatch.setattr(metadata, "version", missing)
     said = CliRunner().invoke(main, ["audit", url])
     assert said.exit_code == 1
-    assert f"needs the package {package}, which is not installed -> pip install '{package}>=" in said.output
+    assert (
+        f"needs the package {package}, which is not installed -> run: pip install 'statekeeper[{extra}]'" in said.output
+    )
     monkeypatch.setattr(metadata, "version", lambda _: "1.2.3")
     with pytest.raises(StorageError, match=rf"needs {package} .* or later, but 1.2.3 is installed"):
         open_storage(url)

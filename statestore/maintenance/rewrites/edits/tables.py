@@ -11,6 +11,7 @@ import pyarrow.feather
 import pyarrow.parquet
 
 from statekeeper.statestore.base.errors import SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.base.extras import how_to_install
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 
 LOG = "_delta_log"
@@ -31,7 +32,7 @@ def read_delta_table(folder: Path) -> pa.Table:
         raise UnsupportedEnvironment(
             "is a Delta table, and the package deltalake is not installed; nothing was changed",
             path=str(folder),
-            hint="run: pip install 'statekeeper[delta]'; or write its rows to a Parquet file",
+            hint=f"run: {how_to_install('delta')}; or write its rows to a Parquet file",
         ) from error
     try:
         table = DeltaTable(str(folder))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from statekeeper.statestore.base.errors import BadConfiguration, StorageError, UnsupportedEnvironment
+from statekeeper.statestore.base.extras import how_to_install
 from statekeeper.statestore.maintenance.rollback.rewind.sources.data import KafkaOffsets
 
 _WITHOUT = "run this command without --kafka-config"
@@ -76,7 +77,7 @@ def _ends(properties: Mapping[str, str], data: KafkaOffsets, seconds: float) -> 
     except ImportError as error:
         raise UnsupportedEnvironment(
             "the package confluent-kafka is not installed, so the Kafka topics cannot be looked up",
-            hint=f"run: pip install 'statekeeper[kafka]'; or {_WITHOUT}",
+            hint=f"run: {how_to_install('kafka')}; or {_WITHOUT}",
         ) from error
     try:
         client = AdminClient({"client.id": "statekeeper", "log_level": "0", **properties})
