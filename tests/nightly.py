@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "var" / "nightly"
 _MOST_GRACE_SECONDS = 600.0
 _DEADLINE, _RESULTS = "STATEKEEPER_NIGHTLY_DEADLINE", "STATEKEEPER_NIGHTLY_RESULTS"
-_TIME_IS_OVER = "the time of this part is over"
+_TIME_IS_OVER, _AND_HAS = "the time of this part is over", "and has"
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
@@ -223,33 +223,33 @@ def run(parts: Sequence[Part], night: Night, folder: Path, *, seconds: float, te
         begun = time.monotonic()
         row = night.rows[part.name]
         log = folder / "output" / f"{part.name}.log"
-        lacking = _lacking(part, budget)
+        row.cases -= sum(row.skipped.values())
+        row.skipped.clear()
+        lacking = _lacking(part, budget, log)
+        budget = max(0.0, budget - (time.monotonic() - begun))
         if part.tests:
             _run_tests(part, row, folder, budget, log)
         elif lacking is not None:
             row.skip(lacking)
-            row.ended = True
+            # With more time, the next call runs it.
+            row.ended = _AND_HAS not in lacking
         else:
             _run_commands(part, row, night, folder, budget, log)
         row.seconds += time.monotonic() - begun
         night.keep(folder)
 
 
-def _lacking(part: Part, budget: float) -> str | None:
+def _lacking(part: Part, budget: float, log: Path) -> str | None:
+    """Make what the part needs, within its time. Return why it cannot be run."""
     if budget < part.least_seconds:
-        return f"it takes {part.least_seconds:,.0f} s, and has {budget:,.0f} s"
+        return f"it takes {part.least_seconds:,.0f} s, {_AND_HAS} {budget:,.0f} s"
     if not part.needs:
         return None
-    made = subprocess.run(
-        ["make", "--silent", *part.needs],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    output = [line for line in (made.stdout + made.stderr).splitlines() if line and not line.startswith("make: ")]
-    return None if made.returncode == 0 else f"make {' '.join(part.needs)}: {output[-1] if output else made.returncode}"
+    code, output = _played(["make", "--silent", *part.needs], {}, budget, budget, log)
+    if code is None:
+        return f"make {' '.join(part.needs)} takes longer, {_AND_HAS} {budget:,.0f} s"
+    said = [line for line in output.splitlines()[2:] if line and not line.startswith("make: ")]
+    return None if code == 0 else f"make {' '.join(part.needs)}: {said[-1] if said else code}"
 
 
 def _run_commands(part: Part, row: Row, night: Night, folder: Path, budget: float, log: Path) -> None:
@@ -276,7 +276,7 @@ def _run_commands(part: Part, row: Row, night: Night, folder: Path, budget: floa
             return
         if was_stopped or time.monotonic() >= end:
             # It has no end; its time is what it was given.
-            row.ended = True
+            row.ended = row.cases > 0
             return
 
 
