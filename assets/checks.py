@@ -22,8 +22,10 @@ from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
 from statekeeper.statestore.maintenance.rewrites.switchover import OpenJournal
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
-from statekeeper.statestore.maintenance.verbs import RetentionPass, SnapshotPass
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
+from statekeeper.statestore.maintenance.verbs.report import Figure
+from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshots
 
 _LOGS = frozenset(
     {
@@ -102,9 +104,13 @@ RETENTION_FLOOR_IS_KEPT = _spec(
 )
 
 
-def _half_done(asset: str) -> dg.AssetCheckSpec:
+_HALF_DONE = "nothing_left_half_switched"
+
+
+def half_done_check(asset: str) -> dg.AssetCheckSpec:
+    """The check of the asset of a rewrite. See `nothing_left_half_switched`."""
     return _spec(
-        "nothing_left_half_switched",
+        _HALF_DONE,
         asset,
         "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
         "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert`, "
@@ -113,12 +119,6 @@ def _half_done(asset: str) -> dg.AssetCheckSpec:
     )
 
 
-NOTHING_LEFT_HALF_SWITCHED = _half_done("checkpoint_format")
-NOTHING_LEFT_HALF_RESCALED = _half_done("rescale")
-NOTHING_LEFT_HALF_CONVERTED = _half_done("convert")
-NOTHING_LEFT_HALF_EDITED = _half_done("edit")
-NOTHING_LEFT_HALF_LOADED = _half_done("load")
-NOTHING_LEFT_HALF_EVOLVED = _half_done("evolve")
 MIRROR_IS_FRESH = _spec(
     "mirror_is_fresh",
     "mirror",
@@ -129,11 +129,11 @@ MIRROR_IS_FRESH = _spec(
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
 
-def tail_is_short(done: SnapshotPass, query: OpenedQuery) -> dg.AssetCheckResult:
+def tail_is_short(found: PlannedSnapshots, done: Snapshots, query: OpenedQuery) -> dg.AssetCheckResult:
     """Check that the tail of each store is shorter than the policy's `snapshot.changelogs`."""
     allowed = query.policies.snapshot.changelogs
-    unloadable = [one for one in done.plan.leave if one.reason.is_finding]
-    after = done.tails_after
+    unloadable = [one for one in found.plan.leave if one.reason.is_finding]
+    after = done.tails(found)
     longest = max(after.values(), default=0)
     worst = next((store for store, tail in after.items() if tail == longest), None)
     passed = not unloadable and longest < allowed
@@ -161,7 +161,7 @@ def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) 
             query.command(begun.rewrite.value, *begun.goal, "--apply", "--confirm-stopped"),
         )
     return dg.AssetCheckResult(
-        check_name=NOTHING_LEFT_HALF_SWITCHED.name,
+        check_name=_HALF_DONE,
         passed=journal is None,
         severity=dg.AssetCheckSeverity.ERROR,
         description=description,
@@ -183,7 +183,7 @@ def mirror_is_fresh(lag: Lag | None, error: StatekeeperError | None, query: Open
         description = f"The mirror is {behind} behind the source; the policy allows {allowed:,.0f} s."
     if error is not None:
         description = f"{description} {error}"
-    values: dict[str, metadata.Figure] = {"allowed_seconds": allowed}
+    values: dict[str, Figure] = {"allowed_seconds": allowed}
     if lag is not None:
         values |= {"lag_batches": lag.batches, "lag_bytes": lag.size_bytes}
         values |= {} if lag.seconds is None else {"lag_seconds": lag.seconds}
@@ -203,7 +203,7 @@ def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckRe
     by_check: dict[str, list[Finding]] = {spec.name: [] for spec in LINEAGE_CHECKS}
     for finding in found.findings:
         by_check[check_of(finding.kind)].append(finding)
-    values: dict[str, dict[str, metadata.Figure]] = {
+    values: dict[str, dict[str, Figure]] = {
         LINEAGE_IS_GAPLESS.name: {"loadable_versions": found.versions - lost, "lost_versions": lost},
         COMMIT_LOG_MATCHES_FILES.name: {"version": 0 if found.batch is None else found.batch + 1},
         FAR_FROM_LINEAGE_CEILING.name: {"least_commits_left": min(left)} if left else {},
@@ -212,9 +212,9 @@ def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckRe
         yield _result(name, findings, values[name], query)
 
 
-def retention_floor_is_kept(done: RetentionPass, after: Audit, query: OpenedQuery) -> dg.AssetCheckResult:
+def retention_floor_is_kept(planned: RetentionPlan, after: Audit, query: OpenedQuery) -> dg.AssetCheckResult:
     """Check that every version from the floor to the head loads after the deletions."""
-    floor = done.planned.floor
+    floor = planned.floor
     short = [store for store in after.stores if floor is not None and store.intact_from > floor]
     lost = [version for store in after.stores for version in store.lost if floor is None or version.version >= floor]
     head = 0 if after.batch is None else after.batch + 1
@@ -253,7 +253,7 @@ def check_of(kind: FindingKind) -> str:
 
 
 def _result(
-    name: str, findings: Sequence[Finding], values: dict[str, metadata.Figure], query: OpenedQuery
+    name: str, findings: Sequence[Finding], values: dict[str, Figure], query: OpenedQuery
 ) -> dg.AssetCheckResult:
     is_error = any(finding.severity is Severity.ERROR for finding in findings)
     return dg.AssetCheckResult(
@@ -280,5 +280,5 @@ def with_next(description: str, command: str) -> str:
     return f"{printable(description).removesuffix('.')}. Next: {command}"
 
 
-def _figures(values: dict[str, metadata.Figure]) -> dict[str, dg.MetadataValue]:
+def _figures(values: dict[str, Figure]) -> dict[str, dg.MetadataValue]:
     return {"figures": metadata.figures(values)}

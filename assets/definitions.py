@@ -14,11 +14,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from statekeeper.assets.checkpoint_format import checkpoint_format
 from statekeeper.assets.clone import clone
-from statekeeper.assets.convert import convert
-from statekeeper.assets.edit import edit
-from statekeeper.assets.evolve import evolve
 from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.history import prune_history
 from statekeeper.assets.jobs import (
@@ -35,10 +31,9 @@ from statekeeper.assets.jobs import (
     switch_checkpoint,
 )
 from statekeeper.assets.lineage import lineage
-from statekeeper.assets.load import load
 from statekeeper.assets.mirror import mirror
-from statekeeper.assets.rescale import rescale
 from statekeeper.assets.retention import retention
+from statekeeper.assets.rewrites import checkpoint_format, convert, edit, evolve, load, rescale
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
 from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_failure

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dagster as dg
 
-from statekeeper.assets.checkpoint_format import checkpoint_format
 from statekeeper.assets.clone import clone
-from statekeeper.assets.convert import convert
-from statekeeper.assets.edit import edit
-from statekeeper.assets.evolve import evolve
 from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.lineage import lineage
-from statekeeper.assets.load import load
 from statekeeper.assets.mirror import mirror
-from statekeeper.assets.rescale import rescale
 from statekeeper.assets.retention import retention
+from statekeeper.assets.rewrites import checkpoint_format, convert, edit, evolve, load, rescale
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.snapshot import snapshot
 

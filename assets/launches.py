@@ -1,28 +1,23 @@
-"""The common part of the assets that rewrite the state of a stopped query when a person launches them."""
+"""What a person launches: the launchpad's configuration of a verb, its run, and its messages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
+from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, create_model
 
-from statekeeper.assets.checks import nothing_left_half_switched
-from statekeeper.assets.metadata import Metadata
-from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.assets import metadata
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.redaction import printable
-from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
+from statekeeper.statestore.maintenance.verbs.options import Option, options_of
 
 
 class Do(Enum):
@@ -40,6 +35,13 @@ class DoOrUndo(Enum):
     APPLY = "apply"
     ABORT = "abort"
     UNDO = "undo"
+
+
+class DoCopy(Enum):
+    """The action of a launch of a copy."""
+
+    PLAN = "plan"
+    APPLY = "apply"
 
 
 class ForSpark(Enum):
@@ -62,21 +64,80 @@ class StoppedQuery(dg.Config):
     confirm_stopped: bool = Field(
         default=False, description="The query is stopped: its application has ended, and no scheduler will start it."
     )
-    for_spark: ForSpark = Field(
-        default=ForSpark.BY_THE_CHECKPOINT,
-        description="In V2, Spark 4.0 cannot read the snapshots of later releases, nor later releases those of Spark 4.0.",
+
+
+class Copy(dg.Config):
+    """The part of a launchpad's configuration that each copy has. The default only plans."""
+
+    do: DoCopy = Field(
+        default=DoCopy.PLAN, description="PLAN shows the plan. APPLY executes it, or completes an interrupted copy."
+    )
+    confirm_stopped: bool = Field(
+        default=False, description="The query is stopped. Needed for the newest two batches of a query in structure V1."
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What a rewrite needs of its run: the query, the process, the id of the run, and a callback for progress."""
+def config_of(verb: type, base: type[dg.Config], **fields: tuple[Any, Any]) -> Any:
+    """Render the options of a verb as the configuration of a launchpad. `fields`: further ones, as for `create_model`."""
+    rendered: dict[str, Any] = {one.name: _rendered(one) for one in options_of(verb)}
+    return create_model(f"{verb.__name__}Options", __base__=base, **{**rendered, **fields})
 
-    query: OpenedQuery
-    by: Maintainer
-    run: str
-    scratch: Path
-    report: ProgressCallback
+
+def _rendered(one: Option) -> tuple[Any, Any]:
+    shown: dict[str, Any] = {"description": one.help}
+    if one.kind is Spark:
+        return ForSpark, Field(default=ForSpark.BY_THE_CHECKPOINT, **shown)
+    if issubclass(one.kind, Mapping):
+        return dict[str, str], Field(default={}, **shown)
+    default = one.launch if one.is_required else one.default
+    if default is not None or not one.is_required:
+        shown["default"] = default
+    limits = {"ge": one.least, "le": one.most}
+    if one.is_required and one.least is not None:
+        limits["ge"] = min(one.least, default)
+    shown |= {name: limit for name, limit in limits.items() if limit is not None}
+    return one.kind if one.is_required or default is not None else one.kind | None, Field(**shown)
+
+
+def options_in(config: dg.Config, verb: type) -> dict[str, Any]:
+    """Return the options of a verb in a configuration that `config_of` rendered."""
+    found = {one.name: getattr(config, one.name) for one in options_of(verb)}
+    return {name: value.spark if isinstance(value, ForSpark) else value for name, value in found.items()}
+
+
+def run_of(context: dg.AssetExecutionContext, fleet: Fleet, query: OpenedQuery, *, stopped: bool = False) -> Run:
+    """Return the run of a verb on the query of this launch."""
+    return Run(
+        storage=query.storage,
+        policies=query.policies,
+        by=Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds),
+        scratch=fleet.scratch_folder(),
+        stopped=stopped,
+        open_other=lambda url: fleet.open_destination(url, query),
+    )
+
+
+def copied(
+    context: dg.AssetExecutionContext, fleet: Fleet, config: Any, verb: Verb[Any, Any, Any]
+) -> dg.MaterializeResult:
+    """Plan a copy of the query of this launch, or make it."""
+    query = fleet.open(context.partition_key)
+    try:
+        prepared = prepare(verb, run_of(context, fleet, query, stopped=config.confirm_stopped))
+        if config.do is DoCopy.APPLY:
+            prepared = perform(prepared)
+    except StatekeeperError as error:
+        raise dg.Failure(for_launchpad(str(error), query)) from error
+    shown = of_prepared(prepared, query)
+    if config.do is DoCopy.APPLY:
+        shown["seconds"] = round(prepared.seconds, 3)
+    return dg.MaterializeResult(metadata=shown)
+
+
+def of_prepared(prepared: Prepared[Any, Any, Any], query: OpenedQuery) -> metadata.Metadata:
+    """Return the report of a verb as metadata, with what blocks it for a person at the launchpad."""
+    refusals = [for_launchpad(str(error), query) for error in prepared.refusals]
+    return metadata.of_report(prepared.verb.report(prepared), refusals)
 
 
 _OPTIONS = {
@@ -99,46 +160,3 @@ def for_launchpad(text: str, query: OpenedQuery) -> str:
     verbs = {"add": "set", "with": "with", "use": "set"}
     text = _ADD_OPTION.sub(lambda found: f"{verbs[found['verb']]} {_OPTIONS[found['option']]}", text)
     return query.pasteable(text)
-
-
-def with_refusal_for_launchpad(shown: Metadata, query: OpenedQuery) -> Metadata:
-    """Return the metadata of a plan with its refusal for a person at the launchpad."""
-    refusal = shown.get("refusal")
-    return {**shown, "refusal": for_launchpad(refusal, query)} if isinstance(refusal, str) else shown
-
-
-Action = Callable[[Launch], tuple[Metadata, str | None]]
-"""Plans, executes or reverses a rewrite. Returns the metadata, and why the execution was refused. Raises the errors of the
-pass."""
-
-
-def launched(
-    context: dg.AssetExecutionContext, fleet: Fleet, action: Action
-) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
-    """Perform an action on the query of the partition; yield the results of its checks, then its metadata.
-
-    Raises `dg.Failure` for an error of the pass and for a refused execution.
-    """
-    query = fleet.open(context.partition_key)
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
-    started = by.clock.monotonic_seconds()
-
-    def report(progress: Progress) -> None:
-        context.log.info(f"{progress.phase.value}: {progress.done} of {progress.of} {progress.store or ''}".strip())
-
-    def verdicts() -> list[dg.AssetCheckResult]:
-        found = nothing_left_half_switched(rewrite_journal.open_journal(query.storage), query)
-        return with_fleet_verdicts(context, [found], fleet)
-
-    launch = Launch(query=query, by=by, run=by.ids.fresh(), scratch=fleet.scratch_folder(), report=report)
-    try:
-        shown, refusal = action(launch)
-    except StatekeeperError as error:
-        yield from verdicts()
-        raise dg.Failure(for_launchpad(str(error), query)) from error
-    shown = with_refusal_for_launchpad(shown, query)
-    shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
-    yield from verdicts()
-    if refusal is not None:
-        raise dg.Failure(printable(for_launchpad(refusal, query)), metadata=shown)
-    yield dg.MaterializeResult(metadata=shown)

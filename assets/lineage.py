@@ -10,7 +10,7 @@ from statekeeper.assets.sources import GROUP, OWNERS
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.verbs.audit import look
 
 
 @dg.asset(
@@ -30,7 +30,7 @@ def lineage(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeRe
     broken store, else the store with the longest tail. By hand: `statekeeper audit QUERY`; --deep reads every byte.
     """
     query = fleet.open(context.partition_key)
-    looked = verbs.audit.look(query.storage, query.policies, clock=SystemClock())
+    looked = look(query.storage, query.policies, clock=SystemClock())
     return dg.MaterializeResult(
         metadata={"picture": pictures.of_lineage(looked.facts, looked.audit), **metadata.of_audit(looked)},
         check_results=with_fleet_verdicts(context, list(lineage_checks(looked.audit, query)), fleet),

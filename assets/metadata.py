@@ -10,40 +10,23 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from typing import ParamSpec, TypeAlias
 
 import dagster as dg
 
-from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.redaction import printable
-from statekeeper.statestore.contents.differences import Change
-from statekeeper.statestore.maintenance.copies.clones import Way
-from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
-from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
-from statekeeper.statestore.maintenance.rewrites.engine import EvolutionPreview
-from statekeeper.statestore.maintenance.rewrites.switchover import Begun
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
 from statekeeper.statestore.maintenance.upkeep.snapshot import LeaveAlone, Taken, TakeSnapshot
-from statekeeper.statestore.maintenance.verbs import (
-    PreparedClone,
-    PreparedEdit,
-    PreparedFiles,
-    PreparedMirror,
-    PreparedRewrite,
-    PreparedRows,
-    PreparedSwitch,
-    RetentionPass,
-    SnapshotPass,
-    as_json,
-)
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import Looked
+from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table
+from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention
+from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshots
 from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics
 
-Figure: TypeAlias = str | int | float
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
 Arguments = ParamSpec("Arguments")
 
@@ -96,21 +79,21 @@ def _shown(of: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
 
 
 @_shown
-def of_snapshots(done: SnapshotPass) -> Metadata:
-    """The snapshots that the pass took, the reasons, and the tails before and after it."""
-    before, after = done.tails_before, done.tails_after
-    actions: list[TakeSnapshot | LeaveAlone] = [*done.plan.take, *done.plan.leave]
+def of_snapshots(found: PlannedSnapshots, done: Snapshots) -> Metadata:
+    """The snapshots that the run took, the reasons, and the tails before and after it."""
+    before, after, plan = found.tails, done.tails(found), found.plan
+    actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
     shown: dict[str, Figure] = {
-        "version": 0 if done.plan.batch is None else done.plan.batch + 1,
-        "stores": len(done.gathered.stores),
+        "version": 0 if plan.batch is None else plan.batch + 1,
+        "stores": len(found.gathered.stores),
         "snapshots_taken": len(done.taken),
         "snapshots_failed": len(done.failed),
         "longest_tail_before": max(before.values(), default=0),
         "longest_tail_after": max(after.values(), default=0),
         "changelogs_before": sum(before.values()),
         "changelogs_after": sum(after.values()),
-        "restore_seconds_before": round(sum(done.gathered.restore_seconds(fact) for fact in done.gathered.stores), 3),
-        "restore_seconds_after": round(done.plan.seconds_after, 3),
+        "restore_seconds_before": round(sum(found.gathered.restore_seconds(fact) for fact in found.gathered.stores), 3),
+        "restore_seconds_after": round(plan.seconds_after, 3),
         "uploaded_bytes": sum(one.uploaded_bytes for one in done.taken),
         "keys": sum(one.keys for one in done.taken),
     }
@@ -121,7 +104,7 @@ def of_snapshots(done: SnapshotPass) -> Metadata:
             for one in actions
         ),
     )
-    return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
+    return {"figures": figures(shown), "mode": found.mode.value, "reasons": reasons}
 
 
 @_shown
@@ -202,9 +185,9 @@ def _of_batch_logs(kept: KeptBatchLogs | None) -> dict[str, Figure]:
 
 
 @_shown
-def of_retention(done: RetentionPass) -> Metadata:
-    """The files that each rule keeps or deletes, and the deletions that the pass made."""
-    planned = done.planned
+def of_retention(found: PlannedRetention, done: Sequence[Deleted]) -> Metadata:
+    """The files that each rule keeps or deletes, and the deletions that the run made."""
+    planned = found.plan
     files: Counter[Rule] = Counter()
     sizes: Counter[Rule] = Counter()
     for verdict in planned.verdicts:
@@ -217,12 +200,12 @@ def of_retention(done: RetentionPass) -> Metadata:
         "stores_examined": len(planned.stores),
         "planned_files": len(planned.deletions),
         "planned_bytes": sum(verdict.size_bytes for verdict in planned.deletions),
-        "deleted_files": sum(step.files for step in done.done),
-        "deleted_bytes": sum(step.size_bytes for step in done.done),
-        "spared_files": sum(len(step.spared) for step in done.done),
-        "stores_skipped": sum(step.outcome is DeletionOutcome.CHANGED for step in done.done),
-        "read_files": sum(step.read_files for step in done.done),
-        "read_bytes": sum(step.read_bytes for step in done.done),
+        "deleted_files": sum(step.files for step in done),
+        "deleted_bytes": sum(step.size_bytes for step in done),
+        "spared_files": sum(len(step.spared) for step in done),
+        "stores_skipped": sum(step.outcome is DeletionOutcome.CHANGED for step in done),
+        "read_files": sum(step.read_files for step in done),
+        "read_bytes": sum(step.read_bytes for step in done),
         "deferred_files": planned.left_out,
         **_of_batch_logs(planned.batch_logs),
     }
@@ -230,7 +213,7 @@ def of_retention(done: RetentionPass) -> Metadata:
         {"action": "string", "files": "int", "bytes": "int", "rule": "string"},
         (("delete" if rule.deletes else "keep", files[rule], sizes[rule], rule.value) for rule in rules),
     )
-    return {"figures": figures(shown), "mode": done.mode.value, "reasons": reasons}
+    return {"figures": figures(shown), "mode": found.mode.value, "reasons": reasons}
 
 
 @_shown
@@ -243,243 +226,20 @@ def of_deleted(steps: Sequence[Deleted]) -> Metadata:
     return {"figures": figures(shown), "outcome": steps[-1].outcome.value}
 
 
-def _refusal(refusals: Sequence[StatekeeperError]) -> str:
-    """The first of the reasons that block a verb. The figure `refusals` is their number."""
-    return str(refusals[0]) if refusals else "none"
-
-
 @_shown
-def of_switch(prepared: PreparedSwitch, *, is_done: bool) -> Metadata:
-    """The phase of a switchover, its reasons to refuse, and its step for each store."""
-    planned, refusals = prepared.plan, prepared.refusals
-    phase = "refused" if refusals else "switched" if is_done else "half done" if planned.half_done else "planned"
-    shown: dict[str, Figure] = {
-        "version": 0 if planned.batch is None else planned.batch + 1,
-        "stores": len(planned.stores),
-        "read_bytes": planned.read_bytes,
-        "write_bytes": planned.write_bytes,
-        "local_bytes": planned.local_bytes,
-        "quarantined_files": len(planned.first) + len(planned.last),
-        "remaining_files": planned.stays_files,
-        "refusals": len(refusals),
-    }
+def of_report(report: Report, refusals: Sequence[str]) -> Metadata:
+    """The report of a verb, and the first of the reasons that block it. The figure `refusals` is their number."""
     return {
-        "phase": phase,
-        "to": planned.to.value,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-        "start_with": planned.start_with,
-        "steps": table(
-            {"store": "string", "head": "string", "snapshot source": "string", "bytes": "int"},
-            ((step.store, step.head, step.explained, step.read_bytes) for step in planned.stores),
-        ),
+        "phase": report.phase,
+        **report.facts,
+        "figures": figures({**report.figures, "refusals": len(refusals)}),
+        "refusal": refusals[0] if refusals else "none",
+        **{one.name: _of_table(one) for one in report.tables},
     }
 
 
-@_shown
-def of_aborted_switch(begun: Begun) -> Metadata:
-    """The switchover that was aborted, and the structure that the checkpoint has again."""
-    return {
-        "phase": "aborted",
-        "to": begun.to.value,
-        "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
-        "structure": begun.to.other.value,
-    }
-
-
-@_shown
-def of_rewrite(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
-    """The phase of a rewrite, its partitions before and after, its estimates, and its reasons to refuse."""
-    planned, refusals = prepared.plan, prepared.refusals
-    phase = "refused" if refusals else "rewritten" if is_done else "half done" if planned.half_done else "planned"
-    sink = planned.file_sink
-    shown: dict[str, Figure] = {
-        "version": 0 if planned.batch is None else planned.batch + 1,
-        "partitions_before": max((len(group.sources) for group in planned.groups), default=planned.partitions or 0),
-        "partitions_after": planned.partitions or 0,
-        "stores": len(planned.targets),
-        "read_bytes": planned.read_bytes,
-        "local_bytes": planned.local_bytes,
-        "estimated_seconds": round(planned.seconds, 1),
-        "refusals": len(refusals),
-    }
-    return {
-        "phase": phase,
-        "rewrite": planned.rewrite.value,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-        "file_sink": "none" if sink is None else f"{sink.entry.url}/{sink.entry.path}",
-        "groups": table(
-            {"operator": "int", "store": "string", "partitions before": "int", "after": "int", "bytes": "int"},
-            (
-                (group.operator, group.name, len(group.sources), len(group.targets), group.read_bytes)
-                for group in planned.groups
-            ),
-        ),
-    }
-
-
-@_shown
-def of_load(prepared: PreparedRewrite, *, is_done: bool) -> Metadata:
-    """The metadata of a rewrite, and the savepoint with its rows."""
-    planned = prepared.plan
-    assert planned.load is not None
-    saved = planned.load.saved
-    return {
-        **of_rewrite(prepared, is_done=is_done),
-        "savepoint": saved.url,
-        "savepoint_batch": saved.batch,
-        "watermark_ms": saved.watermark_ms,
-        "rows": planned.rows,
-    }
-
-
-@_shown
-def of_evolution(prepared: PreparedRewrite, found: EvolutionPreview | None) -> Metadata:
-    """As `of_rewrite`, for a plan of a schema evolution, and the first rows before and after."""
-    first = () if found is None else found.first
-    return {
-        **of_rewrite(prepared, is_done=False),
-        "rows": table(
-            {"store": "string", "key": "string", "before": "string", "after": "string"},
-            ((str(store), str(row.key), str(row.before), str(row.after)) for store, row in first),
-        ),
-        "columns": "; ".join(f"{name}: {change.after_columns}" for name, change in prepared.plan.schemas.items())
-        or "none",
-        "changed_rows": 0 if found is None else found.total,
-    }
-
-
-@_shown
-def of_edit(prepared: PreparedEdit, *, is_done: bool) -> Metadata:
-    """The phase of an edit, its changed rows, its estimates, and its reasons to refuse."""
-    planned, refusals = prepared.plan, prepared.refusals
-    phase = "refused" if refusals else "edited" if is_done else "half done" if planned.half_done else "planned"
-    shown: dict[str, Figure] = {
-        "version": 0 if planned.batch is None else planned.batch + 1,
-        "operator": planned.edit.operator,
-        "stores": len(planned.stores),
-        **{f"{change.value}_rows": planned.totals[change] for change in Change},
-        "read_bytes": planned.read_bytes,
-        "local_bytes": planned.local_bytes,
-        "estimated_seconds": round(planned.seconds, 1),
-        "refusals": len(refusals),
-    }
-    return {
-        "phase": phase,
-        "rewrite": planned.rewrite.value,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-        "runs_batch_again": str(planned.begun) if planned.is_in_batch else "none",
-        "rows": table(
-            {"store": "string", "change": "string", "key": "string", "before": "string", "after": "string"},
-            ((store, row.change.value, row.key, row.before or "-", row.after or "-") for store, row in planned.first),
-        ),
-    }
-
-
-@_shown
-def of_aborted_rewrite(begun: Begun) -> Metadata:
-    """The rewrite that was reversed, and the version that the checkpoint has again."""
-    return {
-        "phase": "aborted",
-        "rewrite": begun.rewrite.value,
-        "figures": figures({"version": begun.batch + 1, "stores": len(begun.stores), "refusals": 0}),
-    }
-
-
-@_shown
-def of_clone(prepared: PreparedClone, destination: str) -> Metadata:
-    """The phase of a clone, its bytes by way, and the reasons that block it."""
-    planned = prepared.plan
-    refusals = prepared.refusals
-    phase = "refused" if refusals else "complete" if planned.is_complete else "planned"
-    shown: dict[str, Figure] = {
-        "batch": planned.record.batch,
-        "newest_batch": planned.newest,
-        "stores": planned.stores,
-        "files": len(planned.files),
-        "bytes": planned.size_bytes(),
-        "bytes_by_service": planned.size_bytes(Way.SERVICE),
-        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
-        "refusals": len(refusals),
-    }
-    return {
-        "phase": phase,
-        "destination": destination,
-        "query_id": planned.record.query,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-    }
-
-
-@_shown
-def of_mirror(prepared: PreparedMirror, destination: str, cleanup: CleanupPlan | None = None) -> Metadata:
-    """The phase of a mirror, its bytes by way, its lag and the reasons that block it. `cleanup`: the deletions after a
-    run."""
-    planned = prepared.plan
-    refusals = prepared.refusals
-    lag, deleted = (planned.lag, prepared.cleanup) if cleanup is None else (planned.left, cleanup)
-    shown: dict[str, Figure] = {
-        "batch": planned.record.batch,
-        "newest_batch": lag.newest,
-        "lag_batches": lag.batches,
-        "lag_bytes": lag.size_bytes,
-        **({} if lag.seconds is None else {"lag_seconds": lag.seconds}),
-        "stores": planned.stores,
-        "files": len(planned.files),
-        "bytes": planned.size_bytes(),
-        "bytes_by_service": planned.size_bytes(Way.SERVICE),
-        "bytes_through_this_machine": planned.size_bytes(Way.STREAM, Way.REWRITE),
-        "deletions": len(deleted.obsolete),
-        "deleted_bytes": deleted.size_bytes,
-        "refusals": len(refusals),
-    }
-    done = "planned" if cleanup is None else "mirrored"
-    phase = "refused" if refusals else "waiting" if prepared.is_waiting else done
-    return {
-        "phase": phase,
-        "destination": destination,
-        "query_id": planned.record.query,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-    }
-
-
-@_shown
-def of_savepoint_with_files(prepared: PreparedFiles) -> Metadata:
-    """The phase of a savepoint with files, its label, its bytes by way, and the reasons that block it."""
-    whole = replace(prepared.clone, refusals=prepared.refusals)
-    return {**of_clone(whole, prepared.label.destination), "label": prepared.label.label, "note": prepared.label.note}
-
-
-@_shown
-def of_savepoint_with_rows(prepared: PreparedRows, destination: str, made: Summary | None = None) -> Metadata:
-    """The phase of a savepoint with rows, the bytes to read, its counts, and the reasons that block it."""
-    planned = prepared.plan
-    refusals = prepared.refusals
-    shown: dict[str, Figure] = {
-        "batch": planned.begun.batch,
-        "newest_batch": planned.newest,
-        "stores": len(planned.stores),
-        "finished_stores": len(planned.finished),
-        "bytes_read": planned.read_bytes,
-        "refusals": len(refusals),
-    }
-    saved: Metadata = {}
-    if made is not None:
-        shown |= {"rows": made.rows, "bytes": made.bytes}
-        untyped = ", ".join(f"{path}: {problem}" for path, problem in made.untyped.items())
-        saved = {"digest": made.digest, "untyped": untyped or "none"}
-    return {
-        **saved,
-        "phase": "refused" if refusals else "complete" if planned.is_complete else "planned",
-        "destination": destination,
-        "format": planned.begun.tables,
-        "figures": figures(shown),
-        "refusal": _refusal(refusals),
-        "tables": table(
-            {"table": "string", "operator": "string", "rows": "string"},
-            ((one.folder, one.operator_name, "bytes" if one.rows is None else "typed") for one in planned.all_tables()),
-        ),
-    }
+def _of_table(shown: Table) -> dg.TableMetadataValue:
+    """A table of a report. A column is of numbers if each of its cells is one."""
+    numbers = [all(isinstance(row[place], int) for row in shown.rows) for place in range(len(shown.columns))]
+    kinds = {name: "int" if is_number else "string" for name, is_number in zip(shown.columns, numbers, strict=True)}
+    return table(kinds, shown.rows)

@@ -4,19 +4,17 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from statekeeper.assets import metadata
 from statekeeper.assets.checks import MIRROR_IS_FRESH, mirror_is_fresh
+from statekeeper.assets.launches import of_prepared, run_of
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import holder
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.mirror import Mirror
 from statekeeper.statestore.storage import Storage
 
 
@@ -42,20 +40,16 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
     query = fleet.open(context.partition_key)
     if query.mirror is None:
         raise dg.Failure(f'{query.name} has no mirror: add mirror = {{ url = "..." }} to its table in statekeeper.toml')
-    destination = fleet.open_destination(query.mirror.url, query)
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds)
-    started = by.clock.monotonic_seconds()
+    verb = Mirror(destination=query.mirror.url, location=query.mirror.location)
     try:
-        prepared = verbs.mirror.plan(query.storage, destination, query.policies, by, location=query.mirror.location)
-        shown = metadata.of_mirror(prepared, destination.url)
-        cleanup = verbs.mirror.execute(query.storage, destination, prepared, by, scratch=fleet.scratch_folder())
+        prepared = perform(prepare(verb, run_of(context, fleet, query)))
     except StatekeeperError as error:
-        lag = _lag(query.storage, destination)
+        lag = _lag(query.storage, fleet.open_destination(query.mirror.url, query))
         yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)], fleet)
         raise dg.Failure(str(error)) from error
-    shown = metadata.of_mirror(prepared, destination.url, cleanup)
-    shown["seconds"] = round(by.clock.monotonic_seconds() - started, 3)
-    yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.left, None, query)], fleet)
+    shown = of_prepared(prepared, query)
+    shown["seconds"] = round(prepared.seconds, 3)
+    yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.plan.left, None, query)], fleet)
     yield dg.MaterializeResult(metadata=shown)
 
 

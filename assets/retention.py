@@ -6,17 +6,16 @@ import dagster as dg
 
 from statekeeper.assets import metadata
 from statekeeper.assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
+from statekeeper.assets.launches import run_of
 from statekeeper.assets.lineage import lineage
 from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
 from statekeeper.assets.sources import GROUP, OWNERS, STATE_STORE
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import holder
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.audit import judged
+from statekeeper.statestore.maintenance.verbs.retention import unattended
 
 
 @dg.asset(
@@ -38,13 +37,13 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
     hand: `statekeeper gc QUERY`.
     """
     query = fleet.open(context.partition_key)
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
-    done = verbs.retention.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
-    _record(context, query.name, done.done)
-    after = verbs.audit.judged(audit.gather(query.storage), query.policies)
+    prepared = unattended(run_of(context, fleet, query))
+    found, done = prepared.plan, prepared.made or ()
+    _record(context, query.name, done)
+    after = judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
-        metadata=metadata.of_retention(done),
-        check_results=with_fleet_verdicts(context, [retention_floor_is_kept(done, after, query)], fleet),
+        metadata=metadata.of_retention(found, done),
+        check_results=with_fleet_verdicts(context, [retention_floor_is_kept(found.plan, after, query)], fleet),
     )
 
 

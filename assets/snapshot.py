@@ -4,16 +4,15 @@ import dagster as dg
 
 from statekeeper.assets import metadata
 from statekeeper.assets.checks import TAIL_IS_SHORT, tail_is_short
+from statekeeper.assets.launches import run_of
 from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
 from statekeeper.assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
 from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import Fleet, OpenedQuery
-from statekeeper.resources.worker import holder
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
-from statekeeper.statestore.maintenance.verbs import Maintainer, SnapshotPass
+from statekeeper.statestore.maintenance.verbs.contract import unattended
+from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshot, Snapshots
 from statekeeper.statestore.root.attempts import metrics_at
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
@@ -37,21 +36,21 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
     Policy: `[roots.QUERY.snapshot]` in statekeeper.toml. By hand: `statekeeper snapshot QUERY`.
     """
     query = fleet.open(context.partition_key)
-    by = Maintainer(holder(context.run.run_id), SystemClock(), RandomIds())
-    done = verbs.snapshot.unattended(query.storage, query.policies, by, scratch=fleet.scratch_folder())
+    prepared = unattended(Snapshot(), run_of(context, fleet, query))
+    found, done = prepared.plan, prepared.made or Snapshots()
     _record(context, query.name, done.taken)
-    shown = {**metadata.of_snapshots(done), **metadata.of_job(_metrics(query, done), query.prices)}
+    shown = {**metadata.of_snapshots(found, done), **metadata.of_job(_metrics(query, found), query.prices)}
     if done.failed:
         action, error = done.failed[0]
         raise dg.Failure(f"{len(done.failed)} snapshots failed. First: store {action.store}: {error}", metadata=shown)
-    results = with_fleet_verdicts(context, [tail_is_short(done, query)], fleet)
+    results = with_fleet_verdicts(context, [tail_is_short(found, done, query)], fleet)
     return dg.MaterializeResult(metadata=shown, check_results=results)
 
 
-def _metrics(query: OpenedQuery, done: SnapshotPass) -> QueryMetrics | None:
+def _metrics(query: OpenedQuery, found: PlannedSnapshots) -> QueryMetrics | None:
     """Read the figures that the job recorded; None for a native query, which records none."""
-    batch = done.plan.batch
-    return metrics_at(query.storage, batch) if done.gathered.origin is Origin.OWN and batch is not None else None
+    batch = found.plan.batch
+    return metrics_at(query.storage, batch) if found.gathered.origin is Origin.OWN and batch is not None else None
 
 
 def _record(context: dg.AssetExecutionContext, query: str, taken: tuple[Taken, ...]) -> None:

@@ -23,10 +23,10 @@ from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.changelog import ChangelogWriter
 from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import RequestCounts, Storage, StorageSpec, open_storage
+from tests.support import verbs
 
 STORES = 200
 _VALUE_BYTES = 50_000

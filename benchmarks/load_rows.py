@@ -16,8 +16,8 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
 from statekeeper.statestore.maintenance.rewrites import engine
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import open_storage
+from tests.support import runs
 
 SIZES = (1_000_000, 10_000_000)
 STORES = savepoint_rows.STORES

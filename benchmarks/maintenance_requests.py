@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -16,7 +16,7 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import runs
+from tests.support import runs
 
 STORES = 1_000
 VERSIONS = 100
@@ -96,7 +96,8 @@ def _grow(root: StateRoot, batches: int) -> None:
 
 def _take_snapshots(root: StateRoot, scratch: Path, stores: int) -> None:
     clock, ids = SystemClock(), RandomIds()
-    planned = snapshot.plan(snapshot.gather(root.storage), snapshot.SnapshotPolicy(), take_all=True).take[:stores]
+    planned = snapshot.plan(snapshot.gather(root.storage), snapshot.SnapshotPolicy(), take_all=True)
+    planned = replace(planned, take=planned.take[:stores])
 
     def ended(action: snapshot.TakeSnapshot, outcome: snapshot.Taken | StatekeeperError) -> None:
         if isinstance(outcome, StatekeeperError):

@@ -11,8 +11,8 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites import engine, switchover
 from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, Rescale
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import open_storage
+from tests.support import runs
 
 
 def rescale(checkpoint: str, scratch: str, partitions: str) -> None:

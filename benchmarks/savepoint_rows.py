@@ -18,10 +18,10 @@ from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 
 SIZES = (1_000_000, 5_000_000, 10_000_000)
 STORES = 8

@@ -18,10 +18,10 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, SwitchPhase, SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.storage import Storage, at_once, open_storage
+from tests.support import runs
 
 STORES = 200
 KEYS = 5_000

@@ -12,8 +12,8 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
+from tests.support import runs
 from tests.support.dumped import dumped
 from tests.support.switching import structure_of, switch
 from tests.support.written import Written, is_clean_and_as_spark_shows, written_checkpoints

@@ -10,7 +10,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken, TakeSnapshot
-from statekeeper.statestore.maintenance.verbs import runs
+from statekeeper.statestore.maintenance.verbs.snapshot import take_emergency_snapshots
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.scratch import user_folder
 
@@ -88,7 +88,7 @@ class EmergencySnapshots:
         try:
             scratch = user_folder(self._scratch)
             # The snapshots cannot wait for a maintainer that holds the lease.
-            runs.take_emergency_snapshots(
+            take_emergency_snapshots(
                 self._storage, late, ended, self._unrecorded, scratch=scratch, clock=self._clock, ids=self._ids
             )
         except StatekeeperError as error:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 WORKERS = os.cpu_count() or 1
 """Default number of threads: one per core."""
 
+PROCESS_BYTES = 16 * 1024 * 1024
+"""Default size of stores that several processes rewrite: the start of a process costs more than smaller ones."""
+
 _LOOK_SECONDS = 0.1
 """Python handles a signal only in the main thread, between bytecodes. A wait without a timeout would delay Ctrl-C to the
 end."""

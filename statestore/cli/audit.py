@@ -18,10 +18,9 @@ from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity, StoreAudit
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
-from statekeeper.statestore.maintenance.verbs.audit import Looked
+from statekeeper.statestore.maintenance.verbs.audit import Looked, look
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
@@ -58,7 +57,7 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
     policy = root.policies.retention
     with progress_bar() as progress:
         bar = progress.add_task("stores", total=None)
-        looked = verbs.audit.look(
+        looked = look(
             root.storage,
             replace(root.policies, retention=replace(policy, versions=retain or policy.versions)),
             clock=SystemClock(),

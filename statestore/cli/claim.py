@@ -16,16 +16,16 @@ from statekeeper.statestore.cli.common import (
     Output,
     complete_root,
     error_object,
-    open_destination,
     output_option,
     pasteable,
     root_argument,
+    run_of,
     stopped_option,
-    this_process,
 )
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import PreparedClaim
+from statekeeper.statestore.maintenance.rollback.claim import ClaimPlan
+from statekeeper.statestore.maintenance.verbs.claim import Claim
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
 
 
 @click.command()
@@ -46,9 +46,7 @@ from statekeeper.statestore.maintenance.verbs import PreparedClaim
 @click.option("--apply", is_flag=True, help="Execute the plan.")
 @stopped_option("Required for --apply.")
 @output_option
-@click.pass_context
 def claim(
-    ctx: click.Context,
     root: Opened,
     checkpoint: str | None,
     query_id: str | None,
@@ -69,18 +67,15 @@ def claim(
         raise click.UsageError("give --checkpoint, --query-id, or both")
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
-    by = this_process()
-    other = None if checkpoint is None else open_destination(ctx, checkpoint).storage
-    prepared = verbs.claim.plan(root.storage, other, root.policies, by, query_id=query_id)
-    is_done = prepared.plan.is_done
+    prepared = prepare(Claim(checkpoint=checkpoint, query_id=query_id), run_of(root, stopped=stopped))
     if apply:
-        verbs.claim.execute(root.storage, other, prepared, by, run=by.ids.fresh(), stopped=stopped)
-        is_done = True
+        prepared = perform(prepared)
+    is_done = apply or prepared.plan.is_done
     output.show(_object(prepared, is_done=is_done), lambda console: _print(console, prepared, is_done=is_done))
     sys.exit(FINDINGS if prepared.refusals else 0)
 
 
-def _object(prepared: PreparedClaim, *, is_done: bool) -> dict[str, Any]:
+def _object(prepared: Prepared[ClaimPlan, None, None], *, is_done: bool) -> dict[str, Any]:
     planned = prepared.plan
     return {
         "former_query_id": planned.former,
@@ -93,7 +88,7 @@ def _object(prepared: PreparedClaim, *, is_done: bool) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, prepared: PreparedClaim, *, is_done: bool) -> None:
+def _print(console: Console, prepared: Prepared[ClaimPlan, None, None], *, is_done: bool) -> None:
     planned = prepared.plan
     console.print(tables.plain(f"owner: query {planned.former} -> query {planned.query}"), soft_wrap=True)
     if planned.files:

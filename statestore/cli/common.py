@@ -30,7 +30,6 @@ from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
-from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import (
     MOST_MIB,
     Configuration,
@@ -42,6 +41,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     load,
     with_options_of,
 )
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Run
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1
@@ -393,6 +393,19 @@ def this_process() -> Maintainer:
     """Return the maintainer of this process: the one in the click context's object, else one with the machine's clock."""
     injected = click.get_current_context().find_object(Maintainer)
     return injected or Maintainer(holder(), SystemClock(), RandomIds())
+
+
+def run_of(root: Opened, *, policies: Policies | None = None, scratch: Path | None = None, **how: Any) -> Run:
+    """Return the run of this command on a root. `policies`: those of the root by default; `how`: as in `Run`."""
+    ctx = click.get_current_context()
+    return Run(
+        storage=root.storage,
+        policies=policies or root.policies,
+        by=this_process(),
+        scratch=scratch or Path(tempfile.gettempdir()),
+        open_other=lambda url: open_destination(ctx, url).storage,
+        **how,
+    )
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:

@@ -29,17 +29,20 @@ from statekeeper.statestore.cli.common import (
     pasteable,
     progress_bar,
     root_argument,
+    run_of,
     say,
     scratch_option,
     stopped_option,
-    this_process,
     workers_option,
 )
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.audit.view import ranges
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statekeeper.statestore.maintenance.verbs import Losses, PreparedRetention, as_json
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.guards import Refusals
+from statekeeper.statestore.maintenance.verbs.losses import Losses
+from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention, Retention
 
 
 @click.command()
@@ -109,20 +112,14 @@ def gc(
         versions=policy.versions if retain is None else retain,
         grace_seconds=policy.grace_seconds if grace is None else grace,
     )
-    by = this_process()
-    prepared = verbs.retention.plan(
-        root.storage,
-        replace(root.policies, retention=policy),
-        clock=by.clock,
-        mode=Mode(mode) if mode else None,
-        everything=everything,
-        stopped=stopped,
-        accept_loss=accept_loss,
-    )
-    planned = prepared.planned
+    policies = replace(root.policies, retention=policy, mode=Mode(mode) if mode else root.policies.mode)
+    run = run_of(root, policies=policies, stopped=stopped, scratch=scratch, workers=workers)
+    ready = prepare(Retention(everything=everything, accept_loss=accept_loss), run)
+    prepared, refusals = ready.plan, ready.refusals
+    planned = prepared.plan
     done: list[Deleted] = []
     if not apply:
-        _show(output, prepared, done, verbose, shows_losses=accept_loss)
+        _show(output, prepared, refusals, done, verbose, shows_losses=accept_loss)
         sys.exit(FINDINGS if planned.findings or prepared.before.breaks else 0)
     if accept_loss:
         losses = prepared.losses
@@ -137,16 +134,16 @@ def gc(
                 done.append(step)
                 progress.advance(bar, step.files)
 
-            verbs.retention.execute(root.storage, prepared, by, progress=show, scratch=scratch, workers=workers)
+            perform(ready, show)
     except StatekeeperError as error:
-        if isinstance(error, RootHeld) or error in prepared.refusals:
+        if isinstance(error, RootHeld) or error in refusals:
             raise
         failure = error
         say(error)
     except BaseException:
-        _show(output, prepared, done, verbose)
+        _show(output, prepared, refusals, done, verbose)
         raise
-    _show(output, prepared, done, verbose)
+    _show(output, prepared, refusals, done, verbose)
     if failure is not None:
         sys.exit(PARTLY_DONE if done else failure.exit_code)
     changed = any(step.outcome in (DeletionOutcome.CHANGED, DeletionOutcome.DAMAGED) for step in done)
@@ -154,12 +151,18 @@ def gc(
 
 
 def _show(
-    output: Output, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool, *, shows_losses: bool = False
+    output: Output,
+    prepared: PlannedRetention,
+    refusals: Refusals,
+    done: Sequence[Deleted],
+    verbose: bool,
+    *,
+    shows_losses: bool = False,
 ) -> None:
     def show(console: Console) -> None:
-        _print(console, prepared, done, verbose, shows_losses=shows_losses)
+        _print(console, prepared, refusals, done, verbose, shows_losses=shows_losses)
 
-    output.show(_object(prepared, done, verbose), show)
+    output.show(_object(prepared, refusals, done, verbose), show)
 
 
 def _loss_lines(found: Losses) -> Iterator[str]:
@@ -174,8 +177,8 @@ def _loss_lines(found: Losses) -> Iterator[str]:
             yield f"{store.store}: these versions cannot be loaded after the deletion: {lost}"
 
 
-def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
-    planned, losses = prepared.planned, prepared.losses
+def _object(prepared: PlannedRetention, refusals: Refusals, done: Sequence[Deleted], verbose: bool) -> dict[str, Any]:
+    planned, losses = prepared.plan, prepared.losses
     by_rule = {
         code(rule): {
             "files": sum(1 for verdict in planned.verdicts if verdict.rule is rule),
@@ -211,7 +214,7 @@ def _object(prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool)
                 for one in prepared.forecast.later
             ],
         },
-        "refusals": [{"code": refusal.code, "error": pasteable(str(refusal))} for refusal in prepared.refusals],
+        "refusals": [{"code": refusal.code, "error": pasteable(str(refusal))} for refusal in refusals],
         "losses": {
             "errors": [{"file": finding.file, "problem": finding.problem} for finding in losses.findings],
             "stores": [
@@ -251,9 +254,15 @@ def _batch_log_lines(kept: KeptBatchLogs) -> Iterator[str]:
 
 
 def _print(
-    console: Console, prepared: PreparedRetention, done: Sequence[Deleted], verbose: bool, *, shows_losses: bool
+    console: Console,
+    prepared: PlannedRetention,
+    refusals: Refusals,
+    done: Sequence[Deleted],
+    verbose: bool,
+    *,
+    shows_losses: bool,
 ) -> None:
-    planned = prepared.planned
+    planned = prepared.plan
     if planned.stateless is not None or planned.head is None:
         text = planned.stateless.value if planned.stateless else tables.when(None)
         console.print(tables.plain(text), soft_wrap=True)
@@ -312,8 +321,8 @@ def _print(
         for step in done:
             if step.outcome in (DeletionOutcome.CHANGED, DeletionOutcome.DAMAGED):
                 console.print(tables.plain(f"{step.store}: {step.outcome.value}: {step.detail}"), soft_wrap=True)
-    elif deletions and prepared.refusals:
-        for refusal in prepared.refusals:
+    elif deletions and refusals:
+        for refusal in refusals:
             console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
         console.print(f"due for deletion: {counted(deletions, 'file')}")
     elif deletions:

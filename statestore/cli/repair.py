@@ -22,16 +22,17 @@ from statekeeper.statestore.cli.common import (
     output_option,
     pasteable,
     root_argument,
+    run_of,
     scratch_option,
     stopped_option,
-    this_process,
 )
-from statekeeper.statestore.cli.execution import print_next_step
+from statekeeper.statestore.cli.reports import TO_EXECUTE, print_blockers
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
 from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
 from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.repair import Repair
+from statekeeper.statestore.maintenance.verbs.rewind import Undo
 
 
 @click.command()
@@ -107,30 +108,20 @@ def repair(
 
     If the newest version cannot be loaded, restore the file from a backup, or run rewind.
     """
-    storage, policies, by = root.storage, root.policies, this_process()
-    run = by.ids.fresh()
+    run = run_of(root, scratch=scratch, stopped=stopped)
     if undo is not None:
-        back = verbs.repair.undo(storage, policies, undo, by, run=run, stopped=stopped)
+        back = perform(prepare(Undo(of="repair", undone=undo), run)).made or []
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
-    reads = DeepRead(scratch, by.clock) if deep else None
-    prepared = verbs.repair.plan(storage, policies, spark, location, deep=reads, clock=by.clock)
+    prepared = prepare(Repair(for_spark=spark, location=location, deep=deep), run)
     done: list[RepairAction] = []
     if apply:
-        way_back = f"to undo this run: statekeeper repair {storage.url} --undo {run} --confirm-stopped"
-        prepared = verbs.repair.execute(
-            storage,
-            prepared,
-            by,
-            run=run,
-            stopped=stopped,
-            starting=lambda: TALK.print(way_back, soft_wrap=True),
-            progress=done.append,
-        )
+        way_back = f"to undo this run: statekeeper repair {root.storage.url} --undo {run.id} --confirm-stopped"
+        prepared = perform(prepared, done.append, starting=lambda: TALK.print(way_back, soft_wrap=True))
     planned = prepared.plan
     refusals = () if done else prepared.refusals
     output.show(
-        {**_object(planned, run, done), "refusals": [error_object(error) for error in refusals]},
+        {**_object(planned, run.id, done), "refusals": [error_object(error) for error in refusals]},
         lambda console: _print(console, planned, done, [pasteable(str(error)) for error in refusals]),
     )
     sys.exit(FINDINGS if planned.asks or len(done) < len(planned.actions) else 0)
@@ -165,7 +156,9 @@ def _print(console: Console, planned: RepairPlan, done: Sequence[RepairAction], 
     if done:
         console.print(f"repaired {counted(len(done), 'file')}")
     elif planned.actions:
-        print_next_step(console, blocked)
+        print_blockers(console, blocked)
+        if not blocked:
+            console.print(TO_EXECUTE)
     elif not planned.asks:
         text = "nothing to repair: repair does not restore missing files or logs; statekeeper audit lists them"
         console.print(text, soft_wrap=True)

@@ -27,14 +27,13 @@ from statekeeper.statestore.cli.common import (
     pasteable,
     progress_bar,
     root_argument,
+    run_of,
     scratch_option,
     stopped_option,
-    this_process,
 )
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import LOG
 from statekeeper.statestore.format.names import EMPTY, StorePath
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.rollback.rewind import (
     RewindAction,
     SourceLocations,
@@ -42,7 +41,10 @@ from statekeeper.statestore.maintenance.rollback.rewind import (
     batch_at,
     client_properties,
 )
-from statekeeper.statestore.maintenance.verbs import PreparedRewind, as_json
+from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.guards import Refusals
+from statekeeper.statestore.maintenance.verbs.rewind import PlannedRewind, Rewind, Undo
 from statekeeper.statestore.storage import Storage
 
 _FORMS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
@@ -147,31 +149,21 @@ def rewind(
     A job on pipelines has two folders: the checkpoint of Spark and the state root. Rewind both folders to the same
     batch. The first command prints the new query id: give it to the second with --query-id.
     """
-    storage, policies, by = root.storage, root.policies, this_process()
-    run = by.ids.fresh()
+    run = run_of(root, scratch=scratch, stopped=stopped)
     if undo is not None:
         others = (batch, time, sink, file_sink, no_file_sink, folders, kafka_config, query_id, keep_query_id, apply)
         if any(given not in (None, (), False) for given in others):
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
-        back = verbs.rewind.undo(
-            storage,
-            policies,
-            undo,
-            by,
-            run=run,
-            stopped=stopped,
-            open_sink=lambda url: open_destination(ctx, url).storage,
-        )
+        back = perform(prepare(Undo(of="rewind", undone=undo), run)).made or []
         output.show({"put_back": back}, lambda console: console.print(f"put back {counted(len(back), 'file')}"))
         return
-    target = _target(storage, batch, time)
+    target = _target(root.storage, batch, time)
     if query_id is not None and keep_query_id:
         raise click.UsageError("--query-id and --keep-query-id exclude each other")
     if query_id is not None and not names.is_checkpoint_id(query_id):
         raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     if file_sink is not None and no_file_sink:
         raise click.UsageError("--file-sink and --no-file-sink exclude each other")
-    table = None if sink is None else open_destination(ctx, sink).storage
     sources = SourceLocations(
         folders=[open_destination(ctx, folder).storage for folder in folders],
         kafka=None if kafka_config is None else client_properties(kafka_config),
@@ -183,36 +175,28 @@ def rewind(
             del store
             bar.advance(task)
 
-        prepared = verbs.rewind.plan(
-            storage,
-            policies,
-            by,
-            target,
-            scratch=scratch,
+        verb = Rewind(
+            batch=target,
             query_id=query_id,
             keep_query_id=keep_query_id,
-            sink=table,
-            file_sink=None if file_sink is None else open_destination(ctx, file_sink).storage,
+            sink=sink,
+            file_sink=file_sink,
             has_no_file_sink=no_file_sink,
             sources=sources,
             restored=restored,
         )
+        prepared = prepare(verb, run)
     done: list[RewindAction] = []
     if apply:
-        way_back = f"to undo this run: statekeeper rewind {storage.url} --undo {run} --confirm-stopped"
-        prepared = verbs.rewind.execute(
-            storage,
-            prepared,
-            by,
-            run=run,
-            stopped=stopped,
-            scratch=scratch,
-            starting=lambda: TALK.print(way_back, soft_wrap=True),
-            progress=done.append,
-        )
-    is_partly_done = apply and len(done) < len(prepared.plan.actions)
-    output.show(_object(prepared, run, done), lambda console: _print(console, prepared, done))
-    sys.exit(FINDINGS if is_partly_done or prepared.refusals else 0)
+        way_back = f"to undo this run: statekeeper rewind {root.storage.url} --undo {run.id} --confirm-stopped"
+        prepared = perform(prepared, done.append, starting=lambda: TALK.print(way_back, soft_wrap=True))
+    found, refusals = prepared.plan, prepared.refusals
+    is_partly_done = apply and len(done) < len(found.plan.actions)
+    output.show(
+        _object(found, refusals, run.id, done),
+        lambda console: _print(console, found, refusals, done),
+    )
+    sys.exit(FINDINGS if is_partly_done or refusals else 0)
 
 
 def _target(storage: Storage, batch: int | None, time: datetime | None) -> int:
@@ -224,7 +208,7 @@ def _target(storage: Storage, batch: int | None, time: datetime | None) -> int:
     return batch_at(storage, time.replace(tzinfo=UTC).timestamp())
 
 
-def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dict[str, Any]:
+def _object(prepared: PlannedRewind, refusals: Refusals, run: str, done: list[RewindAction]) -> dict[str, Any]:
     planned, sink = prepared.plan, prepared.sink
     return {
         "batch": planned.batch,
@@ -234,7 +218,7 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
         "provider": prepared.gathered.provider.option,
         "stores": len(prepared.gathered.heads.heads),
         "bytes": planned.size_bytes,
-        "refusals": [error_object(error) for error in prepared.refusals],
+        "refusals": [error_object(error) for error in refusals],
         "sources": [
             {
                 "source": int(need.source) if need.source.isdecimal() else need.source,
@@ -263,7 +247,7 @@ def _object(prepared: PreparedRewind, run: str, done: list[RewindAction]) -> dic
     }
 
 
-def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction]) -> None:
+def _print(console: Console, prepared: PlannedRewind, refusals: Refusals, done: list[RewindAction]) -> None:
     planned = prepared.plan
     if not planned.actions:
         console.print(f"nothing to rewind: the newest batch is {planned.newest:,}, and no later batch has begun")
@@ -279,9 +263,9 @@ def _print(console: Console, prepared: PreparedRewind, done: list[RewindAction])
     for reason, number in files.items():
         tables.add(table, f"{number:,}", f"{sizes[reason]:,}", reason)
     tables.show(console, table)
-    for refusal in prepared.refusals:
+    for refusal in refusals:
         console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
-    if prepared.refusals:
+    if refusals:
         return
     for line in _notes(prepared, is_done=bool(done)):
         console.print(tables.plain(line), soft_wrap=True)
@@ -310,7 +294,7 @@ def _short(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
 
-def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
+def _notes(prepared: PlannedRewind, *, is_done: bool) -> list[str]:
     planned, gathered = prepared.plan, prepared.gathered
     stores = sum(head != EMPTY for head in gathered.heads.heads.values())
     notes = [f"each of the {stores:,} stores was restored at batch {planned.batch:,}"] if stores else []
@@ -337,7 +321,7 @@ def _notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     return notes
 
 
-def _file_sink_notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
+def _file_sink_notes(prepared: PlannedRewind, *, is_done: bool) -> list[str]:
     """What happens to the log of a file sink, or what was not checked."""
     log = prepared.plan.file_sink
     if log is None:
@@ -360,7 +344,7 @@ def _file_sink_notes(prepared: PreparedRewind, *, is_done: bool) -> list[str]:
     ]
 
 
-def _sink_notes(prepared: PreparedRewind) -> list[str]:
+def _sink_notes(prepared: PlannedRewind) -> list[str]:
     planned, gathered, sink = prepared.plan, prepared.gathered, prepared.sink
     if sink is not None and sink.holds is None:
         return [f"the table {sink.url} has no rows of later batches"]

@@ -1,163 +1,154 @@
-"""The common part of `statekeeper rescale` and `statekeeper convert`: options, prompts and displays."""
+"""The common part of the commands that rewrite the state of a stopped query: options, progress and displays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
 
-from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.common import Opened, Output, open_destination, output_option, pasteable, this_process
-from statekeeper.statestore.cli.execution import (
-    Command,
-    Execution,
-    blockers,
-    execution_options,
-    print_next_step,
-    show_plan,
-    store_progress,
-    tell,
+from statekeeper.statestore.cli.common import (
+    FINDINGS,
+    TALK,
+    Opened,
+    Output,
+    memory_option,
+    output_option,
+    progress_bar,
+    run_of,
+    say_skipped,
+    scratch_option,
+    stopped_option,
+    workers_option,
 )
-from statekeeper.statestore.cli.file_sink import file_sink_lines, file_sink_option
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.rewrites.engine import Goal, RewritePlan
-from statekeeper.statestore.maintenance.verbs import Maintainer, as_json
-from statekeeper.statestore.maintenance.verbs.rewrite import PreparedRewrite
-from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.cli.reports import TO_EXECUTE, blockers, print_report
+from statekeeper.statestore.cli.verb_options import Command, verb_options
+from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
+from statekeeper.statestore.maintenance.verbs.rewrite import Abort, OfStoppedQuery, Undo
+
+_ITEMS = {SwitchPhase.VERIFIED: "rows verified", SwitchPhase.READ: "rows read", SwitchPhase.SNAPSHOTS: "stores"}
+"""What a progress bar counts in a phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wording:
-    """The texts in which the commands differ.
+class Execution:
+    """The options with which a command plans, executes or reverses a rewrite. `undo`: the run that is reversed."""
 
-    noun     the rewrite, after "a"
-    is_there that the goal is reached already
-    done     that the rewrite is complete, and how to start the query
-    title    the end of the title of the plan
-    after    the lines of the plan about the time afterwards
+    apply: bool
+    abort: bool
+    undo: str | None
+    stopped: bool
+    scratch: Path
+    workers: int
+    memory_bytes: int
+    output: Output
+
+    def require(self, *, given: bool, usage: str, alone: bool = True) -> None:
+        """Require either a rewrite, with or without --apply, or a reversal. `given`: the options state a rewrite; `alone`:
+        they state nothing beside a reversal. Raises `click.UsageError`."""
+        actions = self.abort + (self.undo is not None) + given
+        if actions != 1 or (not given and (self.apply or not alone)):
+            raise click.UsageError(usage)
+
+
+def rewrite_options(
+    verb: type[OfStoppedQuery[Any]], noun: str, *, undo: str = "", **texts: str
+) -> Callable[[Command], Command]:
+    """Add the options of a verb to its command, and those of `Execution`, which the command gets as `execution`.
+
+    `noun`: the rewrite; `undo`: when the reversal of a completed one is rejected, empty if a rewrite has none; `texts`: the
+    help of --apply, --abort and --confirm-stopped, if it is special.
     """
-
-    noun: str
-    is_there: Callable[[RewritePlan], str]
-    done: Callable[[RewritePlan], str]
-    title: Callable[[RewritePlan], str]
-    after: Callable[[RewritePlan], list[str]]
-
-
-def rewrite_options(noun: str) -> Callable[[Command], Command]:
-    """Add the options `file_sink`, `execution` and `output` to a command."""
+    required = "Required for --apply, --abort and --undo." if undo else "Required for --apply and --abort."
+    executes = f"Execute the plan, or finish an interrupted {noun}."
+    options: list[Callable[[Command], Command]] = [
+        verb_options(verb),
+        click.option("--apply", is_flag=True, help=texts.get("apply", executes)),
+        click.option(
+            "--abort",
+            is_flag=True,
+            help=texts.get("abort", f"Reverse an interrupted {noun}. Runs immediately, without --apply."),
+        ),
+        click.option(
+            "--undo",
+            metavar="RUN",
+            help=f"Reverse a completed {noun}. RUN is the id that {verb.name} --apply printed. Rejected if {undo} since. "
+            "Runs immediately, without --apply.",
+        ),
+        stopped_option(texts.get("stopped", required)),
+        scratch_option,
+        workers_option,
+        memory_option,
+        output_option,
+    ]
+    if not undo:
+        del options[3]
 
     def add(command: Command) -> Command:
-        execution = execution_options(
-            apply=f"Execute the plan, or finish an interrupted {noun}.",
-            abort=f"Roll back an interrupted {noun}. Runs immediately, without --apply.",
-            stopped="Required for --apply and --abort.",
-        )
-        return file_sink_option(execution(output_option(command)))
+        @functools.wraps(command)
+        def with_execution(*args: Any, **given: Any) -> None:
+            given.setdefault("undo", None)
+            execution = Execution(**{field.name: given.pop(field.name) for field in fields(Execution)})
+            command(*args, execution=execution, **given)
+
+        added: Command = with_execution
+        for option in reversed(options):
+            added = option(added)
+        return added
 
     return add
 
 
-def run_rewrite(
-    ctx: click.Context,
-    root: Opened,
-    goal: Goal | None,
-    kind: RewriteKind,
-    wording: Wording,
-    *,
-    file_sink: str | None,
-    execution: Execution,
-    output: Output,
-) -> None:
-    """Show the plan for a goal, execute it, or reverse an interrupted rewrite if there is no goal."""
-    storage, policies, by = root.storage, root.policies, this_process()
-    run = by.ids.fresh()
-
-    def open_sink(url: str) -> Storage:
-        return open_destination(ctx, url).storage
-
-    if goal is None:
-        begun = verbs.rewrite.abort(
-            storage, policies, kind, by, tell, run=run, stopped=execution.stopped, open_sink=open_sink
-        )
-        was = f"reversed: the checkpoint is as it was after batch {begun.batch}"
-        output.show({"aborted": begun.number}, lambda console: console.print(was))
-        return
-    prepared = prepared_for(root, goal, by, run=run, execution=execution, file_sink=file_sink, open_sink=open_sink)
-    planned = prepared.plan
-    record = as_json.of_rewrite_plan(planned)
-    if not execution.apply or not prepared.may_start:
-        blocked = blockers(prepared)
-        show_plan(output, record, lambda console: _print_plan(console, planned, wording, blocked), blocked)
-    done = tables.plain(wording.done(planned))
-    output.show({**record, "rewritten": True}, lambda console: console.print(done, soft_wrap=True))
-
-
-def prepared_for(
-    root: Opened,
-    goal: Goal,
-    by: Maintainer,
-    *,
-    run: str,
-    execution: Execution,
-    file_sink: str | None = None,
-    open_sink: Callable[[str], Storage] = open_storage,
-) -> PreparedRewrite:
-    """Plan the rewrite for a goal; with --apply, execute the plan. Raises as `verbs.rewrite.plan` and `execute`."""
-    prepared = verbs.rewrite.plan(
-        root.storage,
-        root.policies,
-        goal,
-        execution.spark,
+def run_rewrite(root: Opened, verb: Verb[Any, Progress, Any] | None, kind: RewriteKind, execution: Execution) -> None:
+    """Show the plan of a rewrite or execute it; without one, reverse an interrupted or completed rewrite of this kind."""
+    run = run_of(
+        root,
+        stopped=execution.stopped,
         scratch=execution.scratch,
-        file_sink=file_sink,
-        open_sink=open_sink,
-        clock=by.clock,
+        workers=execution.workers,
+        memory_bytes=execution.memory_bytes,
     )
-    if not execution.apply:
-        return prepared
-    with store_progress() as progress:
-        return verbs.rewrite.execute(
-            root.storage, prepared, by, progress, run=run, stopped=execution.stopped, **execution.limits
-        )
+    if verb is None:
+        reversal = Abort(kind) if execution.undo is None else Undo(kind, execution.undo)
+        done = perform(prepare(reversal, run), tell)
+    else:
+        done = prepare(verb, run)
+        if execution.apply:
+            with store_progress() as progress:
+                done = perform(done, progress)
+    report = done.verb.report(done)
+    blocked = blockers(done)
+    record = report.record if done.is_done else {**report.record, "refusals": blocked}
+    execution.output.show(record, lambda console: print_report(console, report, done, TO_EXECUTE))
+    if not done.is_done:
+        sys.exit(FINDINGS if blocked else 0)
 
 
-def _print_plan(console: Console, planned: RewritePlan, wording: Wording, blocked: Sequence[str]) -> None:
-    if planned.is_there:
-        console.print(f"{wording.is_there(planned)}: nothing to do")
-        return
-    if planned.groups and planned.batch is not None:
-        title = f"{tables.when(planned.batch)}, to {wording.title(planned)}"
-        table = tables.table(title, "operator", "store", "partitions now", "after", "bytes read")
-        for group in planned.groups[: tables.ROWS]:
-            tables.add(
-                table, group.operator, group.name, len(group.sources), len(group.targets), f"{group.read_bytes:,}"
-            )
-        tables.show(console, table)
-        for line in _lines(planned, wording):
-            console.print(tables.plain(pasteable(line)), soft_wrap=True)
-    print_next_step(console, blocked)
+def tell(progress: Progress) -> None:
+    """Print the phase of a rewrite on stderr."""
+    TALK.print(progress.phase.value)
 
 
-def _lines(planned: RewritePlan, wording: Wording) -> list[str]:
-    assert planned.batch is not None
-    lines = [
-        f"reads {planned.read_bytes:,} bytes and writes about as many; it needs about {planned.seconds:,.0f} s and at most "
-        f"{planned.local_bytes:,} bytes of local disk",
-        _commit(planned.batch, planned.origin),
-        *file_sink_lines(planned),
-        *wording.after(planned),
-    ]
-    if planned.half_done is not None:
-        lines.insert(0, f"a {wording.noun} is incomplete: --apply finishes it, --abort reverses it")
-    return lines
+@contextmanager
+def store_progress() -> Iterator[ProgressCallback]:
+    """Show on stderr how many rows or stores are complete, each skipped snapshot, and the end of each phase."""
+    with progress_bar() as bar:
+        task = bar.add_task("stores", total=None)
 
+        def show(progress: Progress) -> None:
+            if progress.phase in _ITEMS:
+                items = _ITEMS[progress.phase]
+                bar.update(task, completed=progress.done, total=progress.of, description=items)
+                if progress.store is not None:
+                    say_skipped(progress.store, progress.skipped_snapshots)
+            elif progress.done == progress.of:
+                tell(progress)
 
-def _commit(batch: int, origin: Origin) -> str:
-    if origin is Origin.OWN:
-        return f"rewrites the newest commit, of batch {batch}, and the binding of the root: it appends no batch"
-    return f"appends batch {batch + 1}, which has no rows: a sink never receives this batch"
+        yield show

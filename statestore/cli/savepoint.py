@@ -5,45 +5,33 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
-from rich import filesize
-from rich.console import Console
-from rich.text import Text
 
-from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.clone import clone_object, print_clone
 from statekeeper.statestore.cli.common import (
-    BATCH_DEFAULT,
     FINDINGS,
     Opened,
     Output,
     complete_root,
-    copy_location_option,
-    error_object,
     mode_option,
-    open_destination,
     output_option,
-    pasteable,
     progress_bar,
     root_argument,
+    run_of,
     scratch_option,
     stopped_for_copy_option,
-    this_process,
     workers_option,
 )
-from statekeeper.statestore.cli.copy_progress import copy_progress
+from statekeeper.statestore.cli.copies import copy
+from statekeeper.statestore.cli.reports import show
 from statekeeper.statestore.cli.savepoint_labels import delete_labeled, list_labels
+from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.format.savepoint_names import is_label
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
-from statekeeper.statestore.maintenance.copies.savepoints.record import StoreRows
-from statekeeper.statestore.maintenance.verbs import PreparedClone, PreparedFiles, PreparedRows
-from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
-from statekeeper.statestore.storage import Storage
-from statekeeper.statestore.store.engine.scratch import free_bytes
+from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
+from statekeeper.statestore.maintenance.verbs.savepoint import PlannedRows, SaveFiles, SaveRows, Wrote
 
 
 @click.command()
@@ -55,18 +43,7 @@ from statekeeper.statestore.store.engine.scratch import free_bytes
     help="Write the rows of the state as tables with typed columns. pandas, Spark and DuckDB can read them. Default: "
     "copy the files, from which a Spark query can start.",
 )
-@click.option(
-    "--label",
-    metavar="LABEL",
-    help="Name of the savepoint in the list of ROOT. Required without --rows; optional with --rows.",
-)
-@click.option("--note", metavar="TEXT", default="", help="A note for the list. Requires --label.")
-@click.option(
-    "--batch",
-    type=click.IntRange(0),
-    help=f"The batch whose state to keep. {BATCH_DEFAULT} If a run with --rows into DESTINATION was interrupted, the "
-    "default is the batch of that run.",
-)
+@verb_options(SaveFiles)
 @click.option(
     "--format",
     "form",
@@ -75,7 +52,6 @@ from statekeeper.statestore.store.engine.scratch import free_bytes
     show_default=True,
     help="Format of the tables. Used only with --rows. Delta tables are Parquet files with a Delta transaction log.",
 )
-@copy_location_option
 @click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT. Only reads.")
 @click.option(
     "--delete", "deleted", metavar="LABEL", help="Show the files of this savepoint; with --apply, delete them."
@@ -98,9 +74,7 @@ from statekeeper.statestore.store.engine.scratch import free_bytes
 @workers_option
 @scratch_option
 @output_option
-@click.pass_context
 def savepoint(
-    ctx: click.Context,
     root: Opened,
     destination: str | None,
     rows: bool,
@@ -157,38 +131,17 @@ def savepoint(
         list_labels(root, output)
         return
     if deleted is not None:
-        delete_labeled(ctx, root, policies, deleted, forgets, applies, output)
+        delete_labeled(root, policies, deleted, forgets, applies, output)
         return
     assert destination is not None
-    by = this_process()
-    other = open_destination(ctx, destination).storage
+    run = run_of(root, policies=policies, stopped=stopped, scratch=scratch, workers=workers)
     if rows:
-        prepared = verbs.savepoint.plan_rows(
-            root.storage,
-            other,
-            by,
-            policies=policies,
-            batch=batch,
-            tables=Tables(form),
-            stopped=stopped,
-            label=label,
-            note=note,
-        )
-        _save_rows(root.storage, other, prepared, policies, dry_run, workers, scratch, output)
+        of_rows = SaveRows(destination=destination, batch=batch, tables=Tables(form), label=label, note=note)
+        _save_rows(prepare(of_rows, run), dry_run, output)
     else:
         assert label is not None
-        files = verbs.savepoint.plan_files(
-            root.storage,
-            other,
-            policies,
-            by,
-            label=label,
-            note=note,
-            batch=batch,
-            stopped=stopped,
-            location=location,
-        )
-        _save_files(root.storage, other, files, dry_run, scratch, output)
+        of_files = SaveFiles(destination=destination, label=label, note=note, batch=batch, location=location)
+        copy(of_files, run, output, dry_run=dry_run)
 
 
 def _require_usable(
@@ -225,142 +178,22 @@ def _require_usable(
         )
 
 
-def _save_rows(
-    source: Storage,
-    other: Storage,
-    prepared: PreparedRows,
-    policies: Policies,
-    dry_run: bool,
-    workers: int,
-    scratch: Path,
-    output: Output,
-) -> None:
+def _save_rows(prepared: Prepared[PlannedRows, Wrote, Summary], dry_run: bool, output: Output) -> None:
     if dry_run:
-        needed = prepared.plan.scratch_bytes(workers)
-        shown = {
-            **_object(prepared),
-            "table_bytes": prepared.plan.table_bytes,
-            "scratch_bytes": needed,
-            "scratch_free_bytes": free_bytes(scratch),
-        }
-        output.show(shown, lambda console: _print_plan(console, prepared, needed, scratch))
+        show(output, prepared)
         sys.exit(FINDINGS if prepared.refusals else 0)
-    by = this_process()
-    before = by.clock.monotonic_seconds()
+    planned = prepared.plan.plan
     with progress_bar() as bar:
-        stores = bar.add_task("stores", total=len(prepared.plan.stores))
-        bar.advance(stores, len(prepared.plan.finished))
+        stores = bar.add_task("stores", total=len(planned.stores))
+        bar.advance(stores, len(planned.finished))
         count = 0
 
-        def wrote(number: int) -> None:
+        def told(wrote: Wrote) -> None:
             nonlocal count
-            count += number
-            bar.update(stores, description=f"stores ({count:,} rows)")
+            if isinstance(wrote, int):
+                count += wrote
+                bar.update(stores, description=f"stores ({count:,} rows)")
+            else:
+                bar.advance(stores)
 
-        def finished(_: StoreRows) -> None:
-            bar.advance(stores)
-
-        made = verbs.savepoint.execute_rows(
-            source, other, prepared, by, policies, scratch=scratch, workers=workers, wrote=wrote, finished=finished
-        )
-    seconds = by.clock.monotonic_seconds() - before
-    output.show(
-        {**_object(prepared), **_made(made), "saved": True, "seconds": round(seconds, 3)},
-        lambda console: _print_done(console, prepared, made, other.url, seconds),
-    )
-
-
-def _save_files(
-    source: Storage, other: Storage, prepared: PreparedFiles, dry_run: bool, scratch: Path, output: Output
-) -> None:
-    shown = {
-        **clone_object(prepared.clone),
-        "label": prepared.label.label,
-        "note": prepared.label.note,
-        "refusals": [error_object(error) for error in prepared.refusals],
-    }
-    if dry_run:
-        whole = PreparedClone(prepared.clone.mode, prepared.clone.gathered, prepared.clone.plan, prepared.refusals)
-        output.show(shown, lambda console: print_clone(console, whole))
-        sys.exit(FINDINGS if prepared.refusals else 0)
-    by = this_process()
-    before = by.clock.monotonic_seconds()
-    with copy_progress(prepared.clone.plan.files) as copied:
-        is_listed = verbs.savepoint.execute_files(source, other, prepared, by, scratch=scratch, copied=copied)
-    seconds = by.clock.monotonic_seconds() - before
-
-    def print_done(console: Console) -> None:
-        planned = prepared.clone.plan
-        where = "" if is_listed else "; the source does not list it, because its mode is observe"
-        console.print(
-            tables.plain(
-                f"saved {tables.when(planned.record.batch)} as {prepared.label.label} to {other.url}: "
-                f"{filesize.decimal(planned.size_bytes())} in {seconds:,.1f} s{where}"
-            ),
-            soft_wrap=True,
-        )
-
-    output.show({**shown, "saved": True, "listed": is_listed, "seconds": round(seconds, 3)}, print_done)
-
-
-def _object(prepared: PreparedRows) -> dict[str, Any]:
-    planned = prepared.plan
-    return {
-        "batch": planned.begun.batch,
-        "newest_batch": planned.newest,
-        "structure": planned.structure.value,
-        "format": planned.begun.tables,
-        "complete": planned.is_complete,
-        "stores": len(planned.stores),
-        "finished_stores": len(planned.finished),
-        "bytes_read": planned.read_bytes,
-        "refusals": [error_object(error) for error in prepared.refusals],
-        "tables": [
-            {"path": table.folder, "operator": table.operator_name, "typed": table.rows is not None}
-            for table in planned.all_tables()
-        ],
-    }
-
-
-def _made(made: Summary) -> dict[str, Any]:
-    return {
-        "rows": made.rows,
-        "bytes": made.bytes,
-        "digest": made.digest,
-        "untyped": [{"path": path, "problem": problem} for path, problem in made.untyped.items()],
-    }
-
-
-def _print_plan(console: Console, prepared: PreparedRows, scratch_bytes: int, scratch: Path) -> None:
-    planned = prepared.plan
-    table = tables.table(
-        f"{tables.when(planned.begun.batch)} of {planned.newest:,}: {len(planned.stores):,} stores, "
-        f"{filesize.decimal(planned.read_bytes)} to read",
-        "table",
-        "operator",
-        "rows",
-    )
-    for one in planned.all_tables():
-        tables.add(table, one.folder, one.operator_name, "bytes" if one.rows is None else "typed")
-    tables.show(console, table)
-    free = filesize.decimal(free_bytes(scratch))
-    needed = f"needs up to {filesize.decimal(scratch_bytes)} of local disk in {scratch}, which has {free} free"
-    console.print(tables.plain(needed), soft_wrap=True)
-    written = f"needs about {filesize.decimal(planned.table_bytes)} in the destination, usually less"
-    console.print(tables.plain(written), soft_wrap=True)
-    if planned.is_complete:
-        console.print("the savepoint is complete: nothing to do")
-    for refusal in prepared.refusals:
-        console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
-
-
-def _print_done(console: Console, prepared: PreparedRows, made: Summary, url: str, seconds: float) -> None:
-    for path, problem in made.untyped.items():
-        console.print(tables.plain(f"{path} has bytes instead of typed columns: {problem}"), soft_wrap=True)
-    console.print(
-        tables.plain(
-            f"saved {tables.when(prepared.plan.begun.batch)} to {url}: {made.rows:,} rows in {made.tables:,} tables, "
-            f"{filesize.decimal(made.bytes)} in {seconds:,.1f} s"
-        ),
-        soft_wrap=True,
-    )
+        show(output, perform(prepared, told))

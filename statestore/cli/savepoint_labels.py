@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import click
 from rich import filesize
 from rich.console import Console
 from rich.text import Text
@@ -18,44 +17,41 @@ from statekeeper.statestore.cli.common import (
     Opened,
     Output,
     error_object,
-    open_destination,
     pasteable,
-    this_process,
+    run_of,
 )
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.labels import Label, Labels
 from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.savepoint import Remove, find, listed
 
 
-def delete_labeled(
-    ctx: click.Context, root: Opened, policies: Policies, label: str, forget: bool, applies: bool, output: Output
-) -> None:
-    """Show the files of a savepoint and, with `applies`, delete them. Raises as `verbs.savepoint.execute_removal`."""
-    found = verbs.savepoint.find(root.storage, label)
-    is_itself = verbs.savepoint.is_itself(root.storage, label)
-    other = root.storage if is_itself else open_destination(ctx, found.destination).storage
-    planned = verbs.savepoint.plan_removal(root.storage, other, found, policies, this_process(), forget=forget)
+def delete_labeled(root: Opened, policies: Policies, label: str, forget: bool, applies: bool, output: Output) -> None:
+    """Show the files of a savepoint and, with `applies`, delete them. Raises as `Remove`."""
+    found = find(root.storage, label)
+    prepared = prepare(Remove(label=found, forget=forget), run_of(root, policies=policies))
+    planned, refusals, url = prepared.plan.plan, prepared.refusals, prepared.plan.destination.url
     shown = {
         **_label(found),
         "files": len(planned.files),
         "bytes": planned.size_bytes,
         "other_files": planned.others,
-        "refusals": [error_object(error) for error in planned.refusals],
+        "refusals": [error_object(error) for error in refusals],
     }
     if applies:
-        verbs.savepoint.execute_removal(root.storage, other, planned)
-    text = f"{counted(len(planned.files), 'file')} of {label} at {other.url}, {filesize.decimal(planned.size_bytes)}"
+        perform(prepared)
+    text = f"{counted(len(planned.files), 'file')} of {label} at {url}, {filesize.decimal(planned.size_bytes)}"
 
     def print_removal(console: Console) -> None:
         if planned.others:
             console.print(f"{planned.others:,} other files stay")
-        for refusal in planned.refusals:
+        for refusal in refusals:
             console.print(Text.assemble(("blocked: ", "red"), pasteable(str(refusal))), soft_wrap=True)
         end = "deleted" if applies else "to delete"
         console.print(tables.plain(f"{end} {text}{'' if applies else '; add --apply'}"), soft_wrap=True)
 
     output.show({**shown, "deleted": applies}, print_removal)
-    if not applies and planned.refusals:
+    if not applies and refusals:
         sys.exit(FINDINGS)
 
 
@@ -79,7 +75,7 @@ def _time(label: Label) -> str:
 
 def list_labels(root: Opened, output: Output) -> None:
     """Show the savepoints that a root records. Ends with `FINDINGS` if a record cannot be read."""
-    found = verbs.savepoint.listed(root.storage)
+    found = listed(root.storage)
     shown = {
         "savepoints": [_label(one) for one in found.labels],
         "problems": [error_object(problem) for problem in found.problems],

@@ -31,20 +31,21 @@ from statekeeper.statestore.cli.common import (
     pasteable,
     progress_bar,
     root_argument,
+    run_of,
     say,
     say_skipped,
     scratch_option,
     stopped_option,
-    this_process,
     workers_option,
 )
-from statekeeper.statestore.cli.execution import blockers
+from statekeeper.statestore.cli.reports import blockers
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
 from statekeeper.statestore.maintenance.upkeep.snapshot import LeaveAlone, SkipReason, SnapshotPlan, Taken, TakeSnapshot
-from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedSnapshots, as_json
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.snapshot import Ended, PlannedSnapshots, Snapshot, Snapshots
 
 _FIND_THE_FIX = "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
 _AUDIT_DEEP = (
@@ -120,77 +121,49 @@ def snapshot(
         policy = replace(policy, changelogs=changelogs)
     if restore_target_seconds is not None:
         policy = replace(policy, restore_target_seconds=restore_target_seconds)
-    by = this_process()
-    prepared = verbs.snapshot.plan(
-        root.storage,
-        replace(root.policies, snapshot=policy),
-        clock=by.clock,
-        mode=Mode(mode) if mode else None,
-        take_all=take_all,
-        at_head=at_head,
-        stopped=stopped,
-        spark=spark,
-        quiet_seconds=by.quiet_seconds,
-    )
-    plan = prepared.plan
+    policies = replace(root.policies, snapshot=policy, mode=Mode(mode) if mode else root.policies.mode)
+    run = run_of(root, policies=policies, stopped=stopped, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
+    prepared = prepare(Snapshot(take_all=take_all, at_head=at_head, for_spark=spark), run)
+    found = prepared.plan
+    plan = found.plan
     if dry_run:
-        step = _next_step_of_plan(prepared)
+        step = _next_step_of_plan(found)
         refusals = [error_object(error) for error in prepared.refusals]
         shown = {**as_json.of_snapshot_plan(plan), "next_step": step, "refusals": refusals}
-        output.show(shown, lambda console: _print_plan(console, prepared, step))
+        output.show(shown, lambda console: _print_plan(console, plan, blockers(prepared), step))
         sys.exit(_exit_code(plan, (), ()))
-    taken: list[snapshots.Taken] = []
-    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]] = []
-    try:
-        _take(root, prepared, by, taken, failed, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
-    except BaseException:
-        # Also after an interruption: the finished snapshots exist.
-        if taken or failed:
-            _show(output, prepared, taken, failed)
-        raise
-    _show(output, prepared, taken, failed)
-    sys.exit(_exit_code(plan, taken, failed))
-
-
-def _take(
-    root: Opened,
-    prepared: PreparedSnapshots,
-    by: Maintainer,
-    taken: list[snapshots.Taken],
-    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
-    **how: Any,
-) -> None:
-    """Take the snapshots and show the progress."""
+    ended: list[Ended] = []
     progress = progress_bar()
-    bar = progress.add_task("snapshots", total=len(prepared.plan.take))
+    bar = progress.add_task("snapshots", total=len(plan.take))
 
-    def ended(action: snapshots.TakeSnapshot, outcome: snapshots.Taken | StatekeeperError) -> None:
+    def told(one: Ended) -> None:
+        ended.append(one)
+        action, outcome = one
         if isinstance(outcome, StatekeeperError):
-            failed.append((action, outcome))
             say(outcome, of=action.store)
         else:
-            taken.append(outcome)
             say_skipped(action.store, outcome.skipped_snapshots)
         progress.advance(bar)
 
-    with progress:
-        verbs.snapshot.execute(root.storage, prepared, by, ended=ended, **how)
+    try:
+        with progress:
+            perform(prepared, told)
+    except BaseException:
+        # Also after an interruption: the finished snapshots exist.
+        if ended:
+            _show(output, found, Snapshots.of(ended, plan))
+        raise
+    made = Snapshots.of(ended, plan)
+    _show(output, found, made)
+    sys.exit(_exit_code(plan, made.taken, made.failed))
 
 
-def _show(
-    output: Output,
-    prepared: PreparedSnapshots,
-    taken: list[snapshots.Taken],
-    failed: list[tuple[snapshots.TakeSnapshot, StatekeeperError]],
-) -> None:
-    """Show the results in the order of the plan."""
-    plan = prepared.plan
-    places = {action.store: place for place, action in enumerate(plan.take)}
-    taken.sort(key=lambda one: places[one.action.store])
-    failed.sort(key=lambda one: places[one[0].store])
-    step = _next_step(prepared, taken, failed)
+def _show(output: Output, found: PlannedSnapshots, made: Snapshots) -> None:
+    taken, failed = made.taken, made.failed
+    step = _next_step(found, taken, failed)
     output.show(
-        _taken_object(plan, taken, failed, step), lambda console: _print_taken(console, plan, taken, failed, step)
+        _taken_object(found.plan, taken, failed, step),
+        lambda console: _print_taken(console, found.plan, taken, failed, step),
     )
 
 
@@ -206,7 +179,7 @@ def _findings(plan: SnapshotPlan) -> list[LeaveAlone]:
 
 
 def _next_step(
-    prepared: PreparedSnapshots, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
+    prepared: PlannedSnapshots, taken: Sequence[Taken], failed: Sequence[tuple[TakeSnapshot, StatekeeperError]]
 ) -> str | None:
     """Return the command to run next and its purpose; None if there is nothing to do."""
     if any(isinstance(error, DAMAGES) for _, error in failed):
@@ -216,9 +189,9 @@ def _next_step(
     return None if taken and not _findings(prepared.plan) else _next_step_of_plan(prepared)
 
 
-def _next_step_of_plan(prepared: PreparedSnapshots) -> str | None:
+def _next_step_of_plan(prepared: PlannedSnapshots) -> str | None:
     """Return why a plan has no snapshot, and the command that takes one; None for a plan with snapshots."""
-    plan, facts = prepared.plan, prepared.gathered
+    plan, tails = prepared.plan, prepared.tails
     if plan.batch is None:
         return pasteable(
             "no batch is committed yet. If the query has committed batches, find the missing files: statekeeper audit ROOT"
@@ -230,7 +203,6 @@ def _next_step_of_plan(prepared: PreparedSnapshots) -> str | None:
     if plan.take:
         return None
     mode = " --mode snapshots" if prepared.mode is Mode.OBSERVE else ""
-    tails = {fact.store: len(fact.load.replay) for fact in facts.stores if fact.load is not None}
     short = [action for action in plan.leave if action.reason is SkipReason.SHORT_TAIL]
     if short:
         longest = max(short, key=lambda action: tails[action.store])
@@ -247,9 +219,9 @@ def _next_step_of_plan(prepared: PreparedSnapshots) -> str | None:
     return "no store needs a snapshot: each one has a snapshot of its head, and a restart replays nothing"
 
 
-def _print_plan(console: Console, prepared: PreparedSnapshots, step: str | None) -> None:
-    tables.show(console, _plan_table(prepared.plan))
-    for refusal in blockers(prepared):
+def _print_plan(console: Console, plan: SnapshotPlan, blocked: Sequence[str], step: str | None) -> None:
+    tables.show(console, _plan_table(plan))
+    for refusal in blocked:
         console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
     if step is not None:
         console.print(tables.plain(step), soft_wrap=True)

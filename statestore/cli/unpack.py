@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
 from rich import filesize
 from rich.console import Console
 
-from statekeeper.statestore.checkpoint.origin import origin_of
-from statekeeper.statestore.cli.common import Opened, Output, mode_option, output_option, root_argument
-from statekeeper.statestore.maintenance.copies import unpack as unpacking
-from statekeeper.statestore.maintenance.copies.unpack import Unpack, UnpackPlan
-from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.cli.common import Opened, Output, mode_option, output_option, root_argument, run_of
+from statekeeper.statestore.maintenance.copies.unpack import Unpack as Unpacked
+from statekeeper.statestore.maintenance.copies.unpack import UnpackPlan
 from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.unpack import Unpack
 
 
 @click.command()
@@ -38,16 +39,16 @@ def unpack(root: Opened, batch: int | None, mode: str | None, dry_run: bool, out
     \b
         statekeeper snapshot ROOT --at-head
     """
-    planned = unpacking.plan(unpacking.gather(root.storage, batch=batch))
-    done: list[Unpack] = []
-    if not dry_run and (planned.actions or planned.missing):
-        allowed = Mode(mode) if mode else root.policies.mode_for(origin_of(root.storage))
-        guards.require_none(guards.refusals(guards.adds(root.storage, allowed), guards.half_switched(root.storage)))
-        done.extend(unpacking.execute(root.storage, planned))
+    policies = replace(root.policies, mode=Mode(mode)) if mode else root.policies
+    prepared = prepare(Unpack(batch=batch), run_of(root, policies=policies))
+    planned = prepared.plan
+    done: list[Unpacked] = []
+    if not dry_run:
+        perform(prepared, done.append)
     output.show(_object(planned, done), lambda console: _print(console, planned, done))
 
 
-def _object(planned: UnpackPlan, done: Sequence[Unpack]) -> dict[str, Any]:
+def _object(planned: UnpackPlan, done: Sequence[Unpacked]) -> dict[str, Any]:
     return {
         "batch": planned.batch,
         "missing": list(planned.missing),
@@ -56,7 +57,7 @@ def _object(planned: UnpackPlan, done: Sequence[Unpack]) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, planned: UnpackPlan, done: Sequence[Unpack]) -> None:
+def _print(console: Console, planned: UnpackPlan, done: Sequence[Unpacked]) -> None:
     if planned.batch is None:
         console.print("no batch is committed")
         return

@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import shown

@@ -16,12 +16,13 @@ from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
-from statekeeper.statestore.maintenance.verbs import as_json, runs
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.state_store import BatchLogPart, StateStore
 from tests.faults.promises import Lost
 from tests.faults.simulated_world import UnderWay, World
 from tests.faults.turns import Actor, VirtualClock
+from tests.support import runs
 from tests.support.faulty_storage import SimulatedCrash
 from tests.support.hosts import changed, column
 

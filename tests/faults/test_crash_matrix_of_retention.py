@@ -17,8 +17,8 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

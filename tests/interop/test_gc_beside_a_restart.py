@@ -18,9 +18,9 @@ from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import PreparedRetention, retention
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.maintainers import MAINTAINER
 from tests.support.native import OPERATORS, STATE_STORE, NativeQuery, state
 from tests.support.twins import clean, statekeeper
@@ -38,11 +38,11 @@ class Planned:
     """A query that was stopped when gc was planned, and the results of a twin."""
 
     query: NativeQuery
-    plan: PreparedRetention
+    plan: verbs.Seen
     scratch: Path
 
     def execute(self) -> None:
-        retention.execute(open_storage(self.query.root), self.plan, MAINTAINER, scratch=self.scratch)
+        verbs.retention.execute(open_storage(self.query.root), self.plan, MAINTAINER, scratch=self.scratch)
 
 
 def stopped_with_a_plan(spark: SparkSession, folder: Path, structure: Structure) -> tuple[Planned, NativeQuery]:
@@ -57,10 +57,10 @@ def stopped_with_a_plan(spark: SparkSession, folder: Path, structure: Structure)
     )
     policies = replace(Policies(), retention=RetentionPolicy(versions=RETAINED, grace_seconds=0))
     # Files of a batch that failed: gc may delete them as long as the query is stopped.
-    plan = retention.plan(
+    plan = verbs.retention.plan(
         open_storage(query.root), policies, clock=SystemClock(), mode=Mode.FULL, everything=True, stopped=True
     )
-    assert plan.planned.deletions
+    assert plan.plan.deletions
     return Planned(query, plan, scratch), twin
 
 

@@ -18,8 +18,8 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import runs
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.native import FORMAT, HERE, NAMED_SINKS, OPERATORS, NativeQuery, state
 from tests.support.native_queries import switched

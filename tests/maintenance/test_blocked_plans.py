@@ -6,10 +6,13 @@ that a plan can see: the confirmation of a person and the quiet of the checkpoin
 
 from __future__ import annotations
 
+import inspect
 import json
+import pkgutil
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,14 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance import verbs as package
 from statekeeper.statestore.maintenance.rewrites.engine import Rescale
 from statekeeper.statestore.maintenance.rewrites.evolution import parse_changes
+from statekeeper.statestore.maintenance.verbs import contract
 from statekeeper.statestore.storage import open_storage
-from tests.support import edits, evolved_roots, loads
+from tests.support import edits, evolved_roots, loads, verbs
 from tests.support.entry_points import (
     HALF_SWITCHED,
     Obstacle,
@@ -95,6 +100,7 @@ PYTHON: dict[str, Plan] = {
     ),
     "load": of_rewrite(lambda world: loads.goal(open_storage(str(world.made / SAVEPOINT)))),
     "evolve": of_rewrite(lambda world: parse_changes(json.loads(evolved_roots.RENAME), "a file")),
+    "repair": lambda world: verbs.repair.plan(world.storage, world.policies, None).refusals,
     "rewind": lambda world: (
         verbs.rewind.plan(world.storage, world.policies, BY, newest(world) - 1, scratch=scratch(world)).refusals
     ),
@@ -116,6 +122,7 @@ COMMANDS: dict[str, Callable[[World], list[str]]] = {
     "edit": lambda world: ["edit", "flights", "--operator", "0", "--delete", f"k={KEY}"],
     "load": lambda world: ["load", str(world.made / SAVEPOINT), "flights", "--replace-state"],
     "evolve": lambda world: ["evolve", "flights", "--schema", changes(world)],
+    "repair": lambda world: ["repair", "flights"],
     "rewind": lambda world: ["rewind", "flights", "--to-batch", str(newest(world) - 1)],
     "claim": lambda world: ["claim", "flights", "--query-id", OWNER],
     "clone": lambda world: ["clone", "flights", copied_to(world), "--dry-run"],
@@ -148,6 +155,7 @@ DO_NOT_BLOCK = {
     # completes the half-done switchover, and `snapshot` only adds files.
     ("snapshot", a_changelog_is_missing),
     ("switch", half_switched),
+    ("repair", a_changelog_is_missing),
     ("rewind", a_changelog_is_missing),
     ("claim", a_changelog_is_missing),
     ("clone", mode_observe),
@@ -222,6 +230,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copytree(origin, folder / verb)
     loads.savepoint(open_storage(str(origin)), folder / SAVEPOINT)
+    newest = catalog.newest_batch(open_storage(str(folder / "repair")))
+    assert newest is not None
+    for log in (names.commits(newest), names.offsets(newest)):
+        (folder / "repair" / log).unlink()
     shutil.copytree(origin, folder / HALF_SWITCHED)
     begin_a_switch(open_storage(str(folder / HALF_SWITCHED)), Structure.V1, folder)
     return folder
@@ -265,8 +277,33 @@ def test_each_verb_with_a_plan_in_dagster_is_compared(made: Path, tmp_path: Path
     assert launchable == {*LAUNCHES, "convert"}, "`convert` shares its code with `rescale`"
 
 
+def test_each_verb_of_the_contract_is_compared() -> None:
+    """Its plan here, or its execution in the tests of the entry points."""
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    concrete = {kind for kind in _below(contract.Verb) if not inspect.isabstract(kind)}
+    of_product = {kind.__name__ for kind in concrete if kind.__module__.startswith(package.__name__)}
+    compared = {"Retention" if verb == "gc" else "SaveRows" if verb == "savepoint" else verb.title() for verb in PYTHON}
+    elsewhere = {
+        "Convert": "shares its code with Rescale",
+        "Abort": "executions of `--abort`",
+        "Undo": "executions of `--undo`",
+        "SaveFiles": "is a clone with a label",
+        "Remove": "tests of labels",
+        "Unpack": "tests of its command",
+    }
+    assert of_product == compared | elsewhere.keys()
+
+
+def _below(kind: type) -> Iterator[type]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
 def test_a_plan_that_nothing_blocks_has_no_refusals_and_exit_code_0(made: Path, tmp_path: Path) -> None:
     world = World(made, tmp_path)
     for verb in PYTHON:
         begin(world, verb)
-        assert (verb, by_python(world, verb), shown_by_command(world, verb)) == (verb, [], ([], 0))
+        code = 3 if verb == "repair" else 0  # there is something to repair
+        assert (verb, by_python(world, verb), shown_by_command(world, verb)) == (verb, [], ([], code))

@@ -23,9 +23,9 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, outer
 from tests.support.clones import FULL, cloned, made, own

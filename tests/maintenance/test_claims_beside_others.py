@@ -10,11 +10,11 @@ import pytest
 
 from statekeeper.statestore.base.errors import MirrorStarted, RefusedAsUnsafe, StatekeeperError, StorageError
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import verbs as passes
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs as passes
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, execute_claim, outer, planned_claim
 from tests.support.clones import FULL, cloned, own

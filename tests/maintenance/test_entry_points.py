@@ -14,9 +14,9 @@ import pytest
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.entry_points import (
     HALF_SWITCHED,

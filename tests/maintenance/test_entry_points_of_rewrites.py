@@ -16,11 +16,11 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs as passes
 from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, Rescale
 from statekeeper.statestore.maintenance.rewrites.evolution import parse_changes
 from statekeeper.statestore.storage import open_storage
 from tests.support import edits, evolved_roots, loads, rescales
+from tests.support import verbs as passes
 from tests.support.clones import FULL
 from tests.support.entry_points import (
     HALF_SWITCHED,

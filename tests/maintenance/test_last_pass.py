@@ -12,8 +12,9 @@ from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.records.history import History, PlannedSnapshot
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
-from statekeeper.statestore.maintenance.verbs import as_json, runs
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import FaultyStorage
 

@@ -18,18 +18,17 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records import lease as liveness
 from statekeeper.statestore.maintenance.rewrites.engine import Rescale
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Entry, Storage, open_storage
 from statekeeper.statestore.storage.base import Created, Location
 from statekeeper.statestore.storage.forwarding import ForwardingStorage
 from tests.faults.fuzz.roots import Stage, made
-from tests.support import edits
+from tests.support import edits, verbs
 from tests.support.clocks import SleeplessClock
 from tests.support.commands import run as command
 from tests.support.mounts import fill, small_disk

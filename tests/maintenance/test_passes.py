@@ -10,12 +10,14 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import CorruptFile, RefusedAsUnsafe
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
-from statekeeper.statestore.maintenance.verbs import Maintainer, health
+from statekeeper.statestore.maintenance.verbs import health
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared
+from statekeeper.statestore.maintenance.verbs.snapshot import Ended, PlannedSnapshots, Snapshots
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 
 POLICIES = Policies(SnapshotPolicy(changelogs=4), RetentionPolicy(versions=3, grace_seconds=0.0))
@@ -32,7 +34,9 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return made
 
 
-def snapshots(storage: Storage, scratch: Path, policies: Policies = POLICIES) -> verbs.SnapshotPass:
+def snapshots(
+    storage: Storage, scratch: Path, policies: Policies = POLICIES
+) -> Prepared[PlannedSnapshots, Ended, Snapshots]:
     return verbs.snapshot.unattended(storage, policies, BY, scratch=scratch / "scratch")
 
 
@@ -43,17 +47,18 @@ def paths(storage: Storage) -> set[str]:
 def test_a_pass_reports_the_reduction_of_restore_debt(tmp_path: Path) -> None:
     made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job")
     made.grow(5)
-    done = snapshots(made.storage, tmp_path)
+    prepared = snapshots(made.storage, tmp_path)
+    done = verbs.made(prepared)
     assert len(done.taken) == 2
-    assert max(done.tails_before.values()) == 5
-    assert max(done.tails_after.values()) == 0
+    assert max(prepared.plan.tails.values()) == 5
+    assert max(done.tails(prepared.plan).values()) == 0
     made.assert_snapshots_are_right(tmp_path / "host")
 
 
 def test_an_unreadable_base_fails_the_unattended_run_without_deletions(checkpoint: Checkpoint, tmp_path: Path) -> None:
     storage = checkpoint.storage
     prepared = verbs.retention.plan(storage, POLICIES, clock=BY.clock)
-    bad = next(entry.path for entry in prepared.planned.reads[0].files if entry.path.endswith(".sst"))
+    bad = next(entry.path for entry in prepared.plan.reads[0].files if entry.path.endswith(".sst"))
     body = bytearray(storage.read(bad))
     body[5] ^= 0x20
     storage.replace(bad, bytes(body))
@@ -71,16 +76,16 @@ def test_actions_that_the_mode_forbids_are_planned_and_not_executed(checkpoint: 
     checkpoint.grow(4)
     before = paths(checkpoint.storage)
     done = snapshots(checkpoint.storage, tmp_path, replace(POLICIES, mode=Mode.OBSERVE))
-    assert (len(done.plan.take), done.taken, done.mode) == (2, (), Mode.OBSERVE)
+    assert (len(done.plan.plan.take), done.made, done.plan.mode) == (2, None, Mode.OBSERVE)
     kept = verbs.retention.unattended(checkpoint.storage, replace(POLICIES, mode=Mode.SNAPSHOTS), BY)
-    assert kept.planned.deletions
-    assert kept.done == ()
+    assert kept.plan.plan.deletions
+    assert kept.made is None
     assert paths(checkpoint.storage) == before
 
 
 def test_planned_files_are_deleted_and_the_retained_versions_load(checkpoint: Checkpoint, tmp_path: Path) -> None:
     done = verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
-    assert sum(step.files for step in done.done) == len(done.planned.deletions) > 0
+    assert sum(step.files for step in verbs.made(done)) == len(done.plan.plan.deletions) > 0
     for batch in (6, 7, 8):
         checkpoint.assert_right(tmp_path / f"host {batch}", batch)
 
@@ -94,7 +99,7 @@ def test_with_any_damage_nothing_is_deleted_and_the_file_is_named(checkpoint: Ch
         verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
     assert paths(checkpoint.storage) == before
     checkpoint.storage.create(broken, kept)
-    assert verbs.retention.unattended(checkpoint.storage, POLICIES, BY).done
+    assert verbs.retention.unattended(checkpoint.storage, POLICIES, BY).made
 
 
 def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
@@ -105,7 +110,7 @@ def test_the_health_of_a_checkpoint_in_figures(checkpoint: Checkpoint) -> None:
     done = verbs.retention.unattended(checkpoint.storage, POLICIES, BY)
     after = health.look(checkpoint.storage, POLICIES, clock=BY.clock)
     assert after.reclaimable_files == 0
-    assert after.reclaimed_bytes == sum(step.size_bytes for step in done.done)
+    assert after.reclaimed_bytes == sum(step.size_bytes for step in verbs.made(done))
     broken = checkpoint.stores[0].changelog(checkpoint.versions[9][0])
     checkpoint.storage.delete([broken])
     ill = health.look(checkpoint.storage, POLICIES, clock=BY.clock)

@@ -17,8 +17,8 @@ from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SkipReason, SnapshotPolicy
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.structures import as_sparks
 

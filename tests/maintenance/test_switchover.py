@@ -22,9 +22,9 @@ from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Source, SwitchPhase, rewrite
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.store.engine.rocks import Database
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault
 from tests.support.structures import without_ids

@@ -12,15 +12,15 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
 from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import Maintainer, runs
 from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Storage
+from tests.support import runs, verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import Fault
@@ -239,7 +239,7 @@ def test_a_switchover_that_another_run_completed_is_not_aborted(
     assert journal is not None
     switch(storage, source.other, tmp_path, clock=clock)
     with pytest.raises(RefusedAsUnsafe, match=r"has ended the switchover to structure v. in the meantime"):
-        runs.abort_switch(storage, journal, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
+        runs.abort(storage, journal, silent, run=RandomIds().fresh(), holder="a test", clock=clock)
     assert structure_of(storage) is source.other
     assert is_right(switchable, storage, tmp_path)
 
@@ -248,7 +248,7 @@ def test_a_planned_snapshot_with_an_id_is_not_written_into_v1(
     prepared: dict[Structure, Checkpoint], local: Storage, tmp_path: Path
 ) -> None:
     prepared[Structure.V2].copied_to(local, tmp_path / "job")
-    take = snapshot.plan(snapshot.gather(local), snapshot.SnapshotPolicy(), take_all=True).take
+    take = snapshot.plan(snapshot.gather(local), snapshot.SnapshotPolicy(), take_all=True)
     switch(local, Structure.V1, tmp_path)
     before = contents(local)
     with pytest.raises(RefusedAsUnsafe, match="was switched to structure V1"):

@@ -16,8 +16,8 @@ from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapsho
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome, RetentionPlan, RetentionPolicy
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0)

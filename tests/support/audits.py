@@ -9,9 +9,9 @@ from typing import Any
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditPolicy, Finding, gather, judge
 from statekeeper.statestore.maintenance.upkeep.retention import Amount, RetentionPolicy
+from statekeeper.statestore.maintenance.verbs.audit import look
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
@@ -26,7 +26,7 @@ def audited(storage: Storage, scratch: Path | None = None, **policy: Any) -> Aud
 def garbage(storage: Storage, versions: int = 100) -> dict[StorePath, Amount]:
     """Return the files and bytes that the next gc deletes of each store, if no file is too young."""
     policies = Policies(retention=RetentionPolicy(versions=versions, grace_seconds=0.0))
-    figures = verbs.audit.look(storage, policies, clock=SystemClock()).forecast
+    figures = look(storage, policies, clock=SystemClock()).forecast
     assert figures is not None
     return {store: amount for store, amount in figures.stores.items() if amount.files}
 

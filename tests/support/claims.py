@@ -5,15 +5,18 @@ from __future__ import annotations
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedClaim
+from statekeeper.statestore.maintenance.rollback.claim import ClaimPlan
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.root.state_root import StateRoot
 from statekeeper.statestore.storage import Storage
+from tests.support import verbs
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
 
 NEW = "0badc0de-0000-4000-8000-00000000000a"
+
+Claimed = Prepared[ClaimPlan, None, None]
 
 
 def operator() -> Maintainer:
@@ -21,16 +24,16 @@ def operator() -> Maintainer:
     return Maintainer("an operator", SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
 
-def planned_claim(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
+def planned_claim(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> Claimed:
     return verbs.claim.plan(root, checkpoint, FULL, operator(), query_id=query_id)
 
 
-def execute_claim(root: Storage, checkpoint: Storage | None, prepared: PreparedClaim) -> None:
+def execute_claim(root: Storage, checkpoint: Storage | None, prepared: Claimed) -> None:
     by = operator()
     verbs.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
 
 
-def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> PreparedClaim:
+def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> Claimed:
     """Plan a claim and execute it."""
     prepared = planned_claim(root, checkpoint, query_id)
     execute_claim(root, checkpoint, prepared)

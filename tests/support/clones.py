@@ -11,10 +11,9 @@ import pytest
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import PreparedClone
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Entry, Storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import MAINTAINER
@@ -22,7 +21,7 @@ from tests.support.maintainers import MAINTAINER
 FULL = Policies(mode=Mode.FULL)
 
 
-def cloned(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedClone:
+def cloned(source: Storage, destination: Storage, scratch: Path, **how: Any) -> verbs.Seen:
     """Plan a clone and make it."""
     prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, **how)
     verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch)

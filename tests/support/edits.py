@@ -17,8 +17,8 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.rewrites import edits
 from statekeeper.statestore.maintenance.rewrites.edits import Edit, EditPlan
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
+from tests.support import runs
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2

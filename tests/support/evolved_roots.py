@@ -22,11 +22,11 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine import RewritePlan
 from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, parse_changes
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.state_root import Pending, Ready
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.state_store import BatchLogPart, StateStore, StoreAddress
+from tests.support import runs
 from tests.support.keyed_roots import KEYS, group_of
 from tests.support.rescales import planned
 from tests.support.roots import QUERY, outer, store

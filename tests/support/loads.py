@@ -12,8 +12,8 @@ from statekeeper.statestore.maintenance.copies.savepoints.saved import read_save
 from statekeeper.statestore.maintenance.rewrites import engine
 from statekeeper.statestore.maintenance.rewrites.engine import Load, RewritePlan
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, ProgressCallback
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import runs
 from tests.support.savepoints import saved
 
 FOR_SPARK = Spark.V4_2

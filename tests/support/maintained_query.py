@@ -13,14 +13,16 @@ from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.audit import look
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
+from statekeeper.statestore.maintenance.verbs.snapshot import Snapshots
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.storage.query_metrics import Prices
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.structures import as_sparks, held, without_ids, without_lineage
@@ -134,7 +136,7 @@ class Query:
 
     def _after(self, policy: Policies) -> Audit:
         """Audit after the deletions: no file is left to delete, and there are no findings."""
-        looked = verbs.audit.look(self.storage, policy, clock=SystemClock())
+        looked = look(self.storage, policy, clock=SystemClock())
         assert looked.forecast is not None
         assert looked.forecast.now.files == 0
         assert looked.audit.findings == ()
@@ -144,21 +146,20 @@ class Query:
         """Return the descriptions of the checks that fail after `maintain_query` with this policy."""
         policy, by = policies(versions), Maintainer("a test", SystemClock(), RandomIds())
         taken = verbs.snapshot.unattended(self.storage, policy, by, scratch=self.folder / "scratch")
-        assert taken.failed == ()
+        assert (taken.made or Snapshots()).failed == ()
         query = OpenedQuery(
             name="a query", storage=self.storage, policies=policy, prices=Prices(), config_file="statekeeper.toml"
         )
-        results = [checks.tail_is_short(taken, query)]
-        looked = verbs.audit.look(self.storage, policy, clock=by.clock)
+        results = [checks.tail_is_short(taken.plan, taken.made or Snapshots(), query)]
+        looked = look(self.storage, policy, clock=by.clock)
         results += checks.lineage_checks(looked.audit, query)
         done = verbs.retention.unattended(self.storage, policy, by)
         assert looked.forecast is not None
-        gone = sum(step.files for step in done.done), sum(step.size_bytes for step in done.done)
-        assert (looked.forecast.floor, *gone) == (done.planned.floor, *astuple(looked.forecast.now)), (
-            "audit and gc agree"
-        )
-        assert done.planned.findings == ()
-        results.append(checks.retention_floor_is_kept(done, self._after(policy), query))
+        planned, steps = done.plan.plan, verbs.made(done)
+        gone = sum(step.files for step in steps), sum(step.size_bytes for step in steps)
+        assert (looked.forecast.floor, *gone) == (planned.floor, *astuple(looked.forecast.now)), "audit and gc agree"
+        assert planned.findings == ()
+        results.append(checks.retention_floor_is_kept(planned, self._after(policy), query))
         return [f"{one.check_name}: {one.description}" for one in results if not one.passed]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 
 QUIET_SECONDS = 0.1
 

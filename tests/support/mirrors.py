@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
-from statekeeper.statestore.maintenance.verbs import PreparedMirror
 from statekeeper.statestore.storage import Storage
+from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.clones import FULL, query_of
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 
 
-def mirrored(source: Storage, destination: Storage, scratch: Path, **how: Any) -> tuple[PreparedMirror, CleanupPlan]:
+def mirrored(source: Storage, destination: Storage, scratch: Path, **how: Any) -> tuple[verbs.Seen, CleanupPlan]:
     """Plan a run of a mirror and execute it."""
     prepared = verbs.mirror.plan(source, destination, FULL, MAINTAINER, **how)
     return prepared, verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch)

@@ -10,8 +10,8 @@ from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapsho
 from statekeeper.statestore.maintenance.rollback import repair, undo
 from statekeeper.statestore.maintenance.rollback.repair import RepairPlan, Spark
 from statekeeper.statestore.maintenance.upkeep import retention
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
+from tests.support import runs
 from tests.support.clocks import SleeplessClock
 
 Contents = dict[str, bytes]

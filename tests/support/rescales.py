@@ -14,8 +14,8 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.rewrites import engine
 from statekeeper.statestore.maintenance.rewrites.engine import Goal, Rescale, RewritePlan, file_sink
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
+from tests.support import runs
 from tests.support.dumped import dumped
 
 FOR_SPARK = Spark.V4_2
@@ -60,7 +60,7 @@ def abort(storage: Storage, *, clock: Clock | None = None, sink: Storage | None 
     journal = rewrite_journal.open_journal(storage)
     if journal is not None:
         run, now = RandomIds().fresh(), clock or SystemClock()
-        runs.abort_rewrite(storage, journal, lambda _: None, run=run, holder="a test", clock=now, sink=sink)
+        runs.abort(storage, journal, lambda _: None, run=run, holder="a test", clock=now, sink=sink)
 
 
 def all_rows(root: object) -> Counter[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.verbs import Maintainer, PreparedRewind
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Storage
+from tests.support import verbs
 from tests.support.clocks import SleeplessClock
 from tests.support.clones import FULL
 
@@ -18,7 +18,7 @@ def maintainer() -> Maintainer:
     return Maintainer("a test", SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
 
-def planned(storage: Storage, batch: int, scratch: Path, **how: Any) -> PreparedRewind:
+def planned(storage: Storage, batch: int, scratch: Path, **how: Any) -> verbs.Seen:
     return verbs.rewind.plan(storage, FULL, maintainer(), batch, scratch=scratch, **how)
 
 

@@ -10,16 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statekeeper.statestore.format.plain_values import plain_rows
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.savepoints.write import digest_of, digest_sum
-from statekeeper.statestore.maintenance.verbs import PreparedFiles, PreparedRows
 from statekeeper.statestore.storage import Storage
+from tests.support import verbs
 from tests.support.clones import FULL
 from tests.support.dumped import Row
 from tests.support.maintainers import MAINTAINER
 
 
-def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> PreparedFiles:
+def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> verbs.Seen:
     """Plan a savepoint with files and make it."""
     policies = how.pop("policies", FULL)
     prepared = verbs.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
@@ -32,7 +31,7 @@ def remove(source: Storage, destination: Storage, label: str = "before") -> None
     verbs.savepoint.execute_removal(source, destination, planned)
 
 
-def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> PreparedRows:
+def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> verbs.Seen:
     """Plan a savepoint with rows and make it."""
     prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER, **how)
     verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=scratch)

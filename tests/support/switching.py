@@ -18,8 +18,8 @@ from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress, SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
@@ -49,7 +49,7 @@ def abort(storage: Storage, *, clock: Clock | None = None) -> None:
     journal = switchover.open_journal(storage)
     if journal is not None:
         run = RandomIds().fresh()
-        runs.abort_switch(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
+        runs.abort(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())
 
 
 def structure_of(storage: Storage) -> Structure:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.untrusted import json_lines
@@ -345,6 +347,30 @@ class History:
     def _write(self, part: str, lines: Iterable[Json]) -> None:
         body = "".join(json.dumps(line) + "\n" for line in lines)
         self.storage.create(names.history(self.started, self.verb, self.run, part), body.encode())
+
+
+@contextmanager
+def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Json], clock: Clock) -> Iterator[list[Json]]:
+    """Record a run in the history: the plan before the body of the `with` statement, and the yielded list after it.
+
+    If the body raises an error, the outcome contains the list and the error. Raises `StorageError`, and the error of the
+    body.
+    """
+    history = History.begin(storage, verb, run, clock)
+    history.plan(plan)
+    done: list[Json] = []
+    try:
+        yield done
+    except BaseException as error:
+        failed = FailedRun(
+            failed=redacted(str(error)) or type(error).__name__,
+            code=error.code if isinstance(error, StatekeeperError) else "failed",
+        )
+        # Report the error of the body, not that of its record.
+        with suppress(StatekeeperError):
+            history.outcome([*done, failed.encode()])
+        raise
+    history.outcome(done)
 
 
 def read(storage: Storage, path: str) -> list[HistoryRecord]:

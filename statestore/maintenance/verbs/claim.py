@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statekeeper.statestore.checkpoint import rewrite_journal
-from statekeeper.statestore.contents.quiet import require_stopped
-from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rollback import claim
 from statekeeper.statestore.maintenance.rollback.claim import ClaimPlan
 from statekeeper.statestore.maintenance.verbs import guards
-from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
-from statekeeper.statestore.maintenance.verbs.runs import recorded
+from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, Work
 from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedClaim:
-    """A plan of a claim, and the reasons that block it."""
-
-    plan: ClaimPlan
-    refusals: Refusals
-
-
-def plan(
-    root: Storage, checkpoint: Storage | None, policies: Policies, by: Maintainer, *, query_id: str | None = None
-) -> PreparedClaim:
-    """Plan which query becomes the owner of a root. Reads only.
+class Claim(Verb[ClaimPlan, None, None]):
+    """Make another query the owner of a root.
 
     `checkpoint`: that of the owner; an empty folder gets a new checkpoint. `query_id`: the id of the owner, if it has no
-    checkpoint yet; None for the present one. Raises as `claim.gather`.
+    checkpoint yet; None for the present one.
     """
-    planned = claim.plan(claim.gather(root, checkpoint), query_id=query_id)
-    by_guards = (guards.rewrites(root, policies), guards.half_switched(root), guards.unheld(root, by.clock))
-    found = guards.refusals(*(() if planned.is_done else by_guards), *planned.refusals)
-    return PreparedClaim(plan=planned, refusals=found)
 
+    name = "claim"
+    checkpoint: str | None = None
+    query_id: str | None = None
 
-def execute(
-    root: Storage, checkpoint: Storage | None, prepared: PreparedClaim, by: Maintainer, *, run: str, stopped: bool
-) -> None:
-    """Execute a claim. `stopped`: a person confirms that the former query is stopped.
+    def plan(self, run: Run) -> ClaimPlan:
+        """Raises as `claim.gather`."""
+        return claim.plan(claim.gather(run.storage, self._other(run)), query_id=self.query_id)
 
-    The plan is made again under the lease. Raises the first refusal; `RefusedAsUnsafe` while the former query runs, and if
-    the plan has changed; as `claim.execute`, `RootHeld`, `HalfSwitched`.
-    """
-    guards.require_none(prepared.refusals)
-    if prepared.plan.is_done:
-        return
-    require_stopped(root, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    with lease.held(root, "claim", run=run, holder=by.holder, clock=by.clock) as held:
-        rewrite_journal.require_none(root)
-        # The job may have been running when the first plan was made.
-        planned = claim.plan(claim.gather(root, checkpoint), query_id=prepared.plan.query)
-        guards.require_none(planned.refusals)
-        claim.require_same(root, prepared.plan, planned)
-        record = {"former_query_id": planned.former, "query_id": planned.query, "batch": planned.newest}
-        with recorded(root, "claim", run, [record], by.clock) as done:
-            guarded = None if checkpoint is None else held.guarded(checkpoint)
-            claim.execute(held.storage, guarded, planned, by=by.holder, now_seconds=by.clock.now_seconds())
-            done.append({"claimed": planned.query})
+    def plan_again(self, run: Run, first: ClaimPlan) -> ClaimPlan:
+        """Raises `RefusedAsUnsafe` if the plan is no longer the confirmed one: the job may have been running."""
+        again = claim.plan(claim.gather(run.storage, self._other(run)), query_id=first.query)
+        guards.require_none(again.refusals)
+        claim.require_same(run.storage, first, again)
+        return again
+
+    def _other(self, run: Run) -> Storage | None:
+        return None if self.checkpoint is None else run.open_other(self.checkpoint)
+
+    def has_work(self, plan: ClaimPlan) -> bool:
+        return not plan.is_done or bool(plan.refusals)
+
+    def refusals(self, run: Run, plan: ClaimPlan) -> Iterable[StatekeeperError]:
+        return plan.refusals
+
+    def record(self, plan: ClaimPlan) -> list[Json]:
+        return [{"former_query_id": plan.former, "query_id": plan.query, "batch": plan.newest}]
+
+    def execute(self, run: Run, plan: ClaimPlan, work: Work[None]) -> None:
+        """Raises as `claim.execute`; `RefusedAsUnsafe` if the plan is not the same under the lease."""
+        planned, other = self.plan_again(run, plan), self._other(run)
+        guarded = None if other is None else work.lease.guarded(other)
+        claim.execute(work.storage, guarded, planned, by=run.by.holder, now_seconds=run.clock.now_seconds())
+        work.done.append({"claimed": planned.query})

@@ -1,105 +1,141 @@
-"""Plans, executes and reverses the edits of the state of a query."""
+"""Plans and executes the edits of the state of a query."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from statekeeper.statestore.base.workers import WORKERS
-from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.contents.differences import Change
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rewrites import edits
-from statekeeper.statestore.maintenance.rewrites.edits import Edit, EditPlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Begun, ProgressCallback
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
-from statekeeper.statestore.maintenance.verbs import rewrite, runs
-from statekeeper.statestore.maintenance.verbs import stopped as stopped_query
+from statekeeper.statestore.maintenance.rewrites.edits import Edit as Goal
+from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
+from statekeeper.statestore.maintenance.rewrites.edits.tables import edit_of
+from statekeeper.statestore.maintenance.rewrites.switchover import Begun, Progress
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
-from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
+from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
+from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, machine
 
 
-@dataclass(frozen=True)
-class PreparedEdit:
-    """A plan of an edit, and what blocks it: the guards and the refusals of the plan. `spark`: as in `plan`."""
+@dataclass(frozen=True, kw_only=True)
+class Edit(OfStoppedQuery[EditPlan]):
+    """Delete or correct rows of the state, or complete an interrupted edit. `for_spark`: the release that continues, if
+    the checkpoint does not show it. `Undo` of the run reverses it."""
 
-    plan: EditPlan
-    policies: Policies
-    spark: Spark | None
-    refusals: Refusals
-
-    @property
-    def may_start(self) -> bool:
-        """Return whether the plan has work and nothing blocks it."""
-        return stopped_query.may_start(self)
-
-
-def plan(
-    storage: Storage,
-    policies: Policies,
-    edit: Edit,
-    by: Maintainer,
-    spark: Spark | None = None,
-    *,
-    scratch: Path,
-    workers: int = WORKERS,
-) -> PreparedEdit:
-    """Plan an edit. Read-only; it restores each store of the operator below `scratch`. `spark`: the release that continues,
-    if the checkpoint does not show it. Raises as `edits.gather`."""
-    policy = policy_of(policies)
-    facts = edits.gather(
-        storage, edit, spark, scratch=scratch, clock=by.clock, ids=by.ids, policy=policy, workers=workers
+    name = "edit"
+    noun = "an edit"
+    operator: int = option("Number of the stateful operator whose state is edited.", least=0, launch=0)
+    delete: Mapping[str, str] = option(
+        "Delete the rows whose key column has this value. Write the value in the same form as for dump --key. "
+        "Repeatable: all columns must match.",
+        default=dict,
+        metavar="COLUMN=VALUE",
     )
-    planned = edits.plan(facts, edit, spark, workers=workers)
-    return PreparedEdit(planned, policies, spark, stopped_query.refusals(storage, policies, planned, by.clock))
-
-
-def execute(
-    storage: Storage,
-    prepared: PreparedEdit,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    scratch: Path,
-    workers: int = WORKERS,
-    memory_bytes: int = MEMORY_BYTES,
-) -> PreparedEdit:
-    """Execute an edit, or complete an interrupted one. `stopped`: a person confirms that the query is stopped.
-
-    Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
-    file is changed. `undo` with the id `run` reverses the edit. Raises the first refusal; `RefusedAsUnsafe` while the query
-    runs; as `runs.rewrite`.
-    """
-
-    def run_plan(ready: PreparedEdit) -> None:
-        machine = by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes)
-        policy = policy_of(ready.policies)
-        runs.rewrite(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
-
-    return stopped_query.execute(
-        storage,
-        prepared,
-        by,
-        stopped=stopped,
-        plan_again=lambda: plan(
-            storage, prepared.policies, prepared.plan.edit, by, prepared.spark, scratch=scratch, workers=workers
-        ),
-        run=run_plan,
+    delete_keys: str | None = option(
+        "Delete the rows whose keys are in this table: a Parquet, Arrow or CSV file, or the folder of a Delta table.",
+        default=None,
+        metavar="TABLE",
     )
+    upsert: str | None = option(
+        "Insert the rows of this table, or replace the rows with the same keys. The table must have all columns of key "
+        "and value.",
+        default=None,
+        metavar="TABLE",
+    )
+    for_spark: Spark | None = option(**FOR_SPARK)
 
+    def goal(self) -> Goal:
+        """Read the tables of the edit. Raises as `edit_of`."""
+        return edit_of(self.operator, self.delete, self.delete_keys, self.upsert)
 
-def undo(
-    storage: Storage,
-    policies: Policies,
-    undone: str,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-) -> Begun:
-    """Reverse the completed edit of the run `undone`. Raises as `verbs.rewrite.undo`."""
-    return rewrite.undo(storage, policies, RewriteKind.EDIT, undone, by, progress, run=run, stopped=stopped)
+    def plan(self, run: Run) -> EditPlan:
+        """Restores each store of the operator below `run.scratch`. Raises as `edits.gather`."""
+        goal = self.goal()
+        facts = edits.gather(
+            run.storage,
+            goal,
+            self.for_spark,
+            scratch=run.scratch,
+            clock=run.clock,
+            ids=run.by.ids,
+            policy=policy_of(run.policies),
+            workers=run.workers,
+        )
+        return edits.plan(facts, goal, self.for_spark, workers=run.workers)
+
+    def record(self, plan: EditPlan) -> list[Json]:
+        return [as_json.of_edit_plan(plan)]
+
+    def execute(self, run: Run, plan: EditPlan, work: Work[Progress]) -> Begun:
+        """Raises as `edits.execute`."""
+        return edits.execute(
+            work.storage,
+            plan,
+            work.tell,
+            run=run.id,
+            machine=machine(run),
+            still_held=work.lease.require,
+            policy=policy_of(run.policies),
+        )
+
+    def report(self, prepared: Prepared[EditPlan, Progress, Begun]) -> Report:
+        """Report the number of changed rows by store, and the first of them before and after."""
+        plan, run = prepared.plan, self.run_id(prepared)
+        lines = []
+        if not plan.refusals:
+            lines = [
+                f"reads {plan.read_bytes:,} bytes; it needs about {plan.seconds:,.0f} s and at most "
+                f"{plan.local_bytes:,} bytes of local disk",
+            ]
+            if plan.is_in_batch:
+                lines.append(f"batch {plan.begun} has begun: Spark runs this batch again on the edited state")
+        totals = ", ".join(f"{plan.totals[change]:,} {change.value}" for change in Change)
+        done: tuple[str, ...] = ("no row of the state has to be changed: nothing to do",)
+        if not plan.is_there:
+            done = (
+                f"edited the state after batch {plan.batch}: {totals}; start the query as before",
+                self.way_back(prepared),
+            )
+        counts = Table(
+            "stores",
+            when(plan.batch),
+            ("store", "rows", *(change.value for change in Change), "bytes read"),
+            [
+                (one.step.store, one.changes.rows, *(one.changes.counts[c] for c in Change), one.step.read_bytes)
+                for one in plan.stores
+            ],
+        )
+        rows = Table(
+            "rows",
+            f"the first changed rows ({len(plan.first):,})",
+            ("store", "family", "change", "key", "before", "after"),
+            [
+                (store, row.family or "-", row.change.value, row.key or "-", row.before or "-", row.after or "-")
+                for store, row in plan.first
+            ],
+        )
+        return Report(
+            record={**as_json.of_edit_plan(plan), **({"edited": True, "run": run} if prepared.is_done else {})},
+            phase=self.phase(prepared, "edited"),
+            facts={
+                "rewrite": plan.rewrite.value,
+                "runs_batch_again": str(plan.begun) if plan.is_in_batch else "none",
+                **({"run": run} if prepared.is_done else {}),
+            },
+            figures={
+                "version": 0 if plan.batch is None else plan.batch + 1,
+                "operator": plan.edit.operator,
+                "stores": len(plan.stores),
+                **{f"{change.value}_rows": plan.totals[change] for change in Change},
+                "read_bytes": plan.read_bytes,
+                "local_bytes": plan.local_bytes,
+                "estimated_seconds": round(plan.seconds, 1),
+            },
+            tables=(counts, rows) if plan.stores and plan.batch is not None else (),
+            lines=(*self.unfinished(plan), *lines) if lines else (),
+            done=done,
+        )

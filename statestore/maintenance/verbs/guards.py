@@ -1,17 +1,13 @@
 """The guards of all verbs. Each guard returns the error that blocks a run, or None.
 
-A refusal is a typed error as a value: a plan displays it, and a run raises it. The pass of a verb collects them in
-`refusals`, which is the only answer to the question "may this verb run?": the command line, Dagster and Python show it.
+A refusal is a typed error as a value: a plan displays it, and a run raises it. `contract.prepare` collects them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from statekeeper.statestore.base.clock import Clock, Ids, SystemClock
+from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import (
     CorruptFile,
     HalfSwitched,
@@ -21,15 +17,10 @@ from statekeeper.statestore.base.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.checkpoint import rewrite_journal
-from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.records import holds, lease
-from statekeeper.statestore.maintenance.records.lease import BEAT_SECONDS
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage
-
-if TYPE_CHECKING:
-    from statekeeper.statestore.maintenance.rewrites.switchover import Machine
 
 Refusals = tuple[StatekeeperError, ...]
 
@@ -84,11 +75,9 @@ def half_switched(storage: Storage) -> StatekeeperError | None:
     return _error_of(lambda: rewrite_journal.require_none(storage))
 
 
-def unheld(storage: Storage, clock: Clock | None) -> StatekeeperError | None:
-    """Require that no other maintainer holds the lease. `clock`: None for that of the machine. Raises `StorageError`.
-
-    The last guard: the lease of a dead run expires by itself, and each other refusal names something to do."""
-    return _error_of(lambda: lease.require_free(storage, clock=clock or SystemClock()))
+def unheld(storage: Storage, clock: Clock) -> StatekeeperError | None:
+    """Require that no other maintainer holds the lease. Raises `StorageError`."""
+    return _error_of(lambda: lease.require_free(storage, clock=clock))
 
 
 def copies(source: Storage, destination: Storage, mode: Mode, clock: Clock) -> Refusals:
@@ -118,26 +107,3 @@ def is_whole(found: Audit) -> RefusedAsUnsafe | None:
         hint=f"{first.action}. To delete files nevertheless, first list the versions that are lost: statekeeper gc ROOT "
         "--accept-loss",
     )
-
-
-@dataclass(frozen=True)
-class Maintainer:
-    """The process that executes a verb.
-
-    `holder` names the process in the lease; `clock` and `ids` are its sources of time and of new ids; `quiet_seconds`: how
-    long a checkpoint must not change before the query counts as stopped; `beat_seconds`: time between two renewals of a
-    lease or hold by work whose steps may take hours.
-    """
-
-    holder: str
-    clock: Clock
-    ids: Ids
-    quiet_seconds: float = QUIET_SECONDS
-    _: KW_ONLY
-    beat_seconds: float = BEAT_SECONDS
-
-    def machine(self, *, scratch: Path, workers: int, memory_bytes: int) -> Machine:
-        """Return what one execution may use, with the clock and the ids of this process."""
-        from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-
-        return Machine(scratch=scratch, clock=self.clock, ids=self.ids, workers=workers, memory_bytes=memory_bytes)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.records.history import DeletedFiles, newest_outcome
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
+from statekeeper.statestore.maintenance.verbs import audit as audits
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage
 
@@ -60,7 +60,7 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
     Raises the errors of the first two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True, supported=tuple(Provider))
-    looked = verbs.audit.look(storage, policies, clock=clock)
+    looked = audits.look(storage, policies, clock=clock)
     audit = looked.audit
     reclaimable = looked.forecast.now if looked.forecast else Amount()
     reclaimed = newest_outcome(storage, "gc")

@@ -2,126 +2,236 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.contents.quiet import require_stopped
 from statekeeper.statestore.maintenance.copies import clones, mirrors
-from statekeeper.statestore.maintenance.copies.clones import CopyFile
-from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, MirrorFacts, MirrorPlan
-from statekeeper.statestore.maintenance.records import holds, lease
-from statekeeper.statestore.maintenance.records.holds import Hold
-from statekeeper.statestore.maintenance.verbs import as_json, guards, runs
-from statekeeper.statestore.maintenance.verbs.clone import is_settled
-from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
+from statekeeper.statestore.maintenance.copies.clones import CopyFile, Way
+from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, Lag, MirrorFacts, MirrorPlan
+from statekeeper.statestore.maintenance.records.history import Json, recorded
+from statekeeper.statestore.maintenance.verbs import as_json, guards
+from statekeeper.statestore.maintenance.verbs.clone import Copy, by_way, files_by_part, is_settled
+from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
+from statekeeper.statestore.maintenance.verbs.options import BATCH_DEFAULT, LOCATION, option
+from statekeeper.statestore.maintenance.verbs.report import Report, decimal, when
 from statekeeper.statestore.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedMirror:
-    """A plan of a mirror, its facts, the deletions as of now, and the reasons that block it.
+class PlannedMirror:
+    """A plan of a mirror, its facts, and the deletions as of now.
 
     is_waiting  the query in structure V1 runs and has too few batches: its files may still change, and nothing is copied
+    refusals    the reasons of the plan itself
     """
 
     mode: Mode
+    destination: Storage
     gathered: MirrorFacts
     plan: MirrorPlan
     cleanup: CleanupPlan
     is_waiting: bool
-    refusals: Refusals
+    refusals: tuple[StatekeeperError, ...]
+
+    @property
+    def oldest(self) -> int:
+        return clones.oldest_batch(self.plan.files, self.plan.record.batch)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_waiting or (self.plan.is_current and not self.cleanup.obsolete)
 
 
-def plan(
-    source: Storage,
-    destination: Storage,
-    policies: Policies,
-    by: Maintainer,
-    *,
-    batch: int | None = None,
-    stopped: bool = False,
-    location: str | None = None,
-) -> PreparedMirror:
-    """Plan a run of the mirror of a source, by default up to its newest batch. Reads only.
+@dataclass(frozen=True, kw_only=True)
+class Mirror(Copy[PlannedMirror, CopyFile, CleanupPlan]):
+    """Copy the batches that the mirror of the root lacks, by default up to the newest one. Then delete the files that the
+    source has deleted; the history of the mirror records these deletions.
 
     In structure V1, a running Spark query may replace its newest changelogs. Then the default is `LIVE_MARGIN_VERSIONS`
-    batches earlier, unless a person confirms that the query is `stopped`. `policies`: of the source. `location`: the URL
-    that Spark uses for the destination. Raises as `mirrors.gather`, and `RefusedAsUnsafe` if the query is not stopped.
+    batches earlier, unless a person confirms that the query is stopped. `location`: the URL that Spark uses for the
+    destination.
     """
-    if stopped:
-        require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
-    gathered = mirrors.gather(source, destination, batch=batch, stopped=stopped)
-    planned = mirrors.plan(gathered, by.ids.fresh(), location=location)
-    is_waiting = batch is None and gathered.copy.settled < 0
-    if is_waiting:
-        planned = replace(planned, record=replace(planned.record, batch=-1, first=0), files=(), left=planned.lag)
-    settled = None if is_waiting else is_settled(source, gathered.copy)
-    found = guards.refusals(settled, guards.half_switched(source), *planned.refusals)
-    is_begun = gathered.record is not None and gathered.record.batch >= 0 and not found
-    cleanup = _cleanup(source, destination) if is_begun else CleanupPlan((), {})
-    mode = policies.mode_for(Origin.NATIVE if gathered.copy.binding is None else Origin.OWN)
-    if not _has_nothing_to_do(planned, cleanup, is_waiting=is_waiting):
-        found = (*found, *guards.copies(source, destination, mode, by.clock))
-    return PreparedMirror(
-        mode=mode,
-        gathered=gathered,
-        plan=planned,
-        cleanup=cleanup,
-        is_waiting=is_waiting,
-        refusals=found,
+
+    name = "mirror"
+    destination: str = option("The location of the mirror: a URL, a path, or a name in statekeeper.toml.", flag="")
+    batch: int | None = option(
+        f"The last batch that the mirror contains after the run. {BATCH_DEFAULT}", default=None, least=0
+    )
+    location: str | None = option(**LOCATION)
+
+    def plan(self, run: Run) -> PlannedMirror:
+        """Raises as `mirrors.gather`, and `RefusedAsUnsafe` if the query is not stopped."""
+        if run.stopped:
+            run.require_stopped(confirmed=True)
+        source, destination = run.storage, run.open_other(self.destination)
+        gathered = mirrors.gather(source, destination, batch=self.batch, stopped=run.stopped)
+        planned = mirrors.plan(gathered, run.by.ids.fresh(), location=self.location)
+        is_waiting = self.batch is None and gathered.copy.settled < 0
+        if is_waiting:
+            planned = replace(planned, record=replace(planned.record, batch=-1, first=0), files=(), left=planned.lag)
+        settled = None if is_waiting else is_settled(source, gathered.copy)
+        found = guards.refusals(settled, *planned.refusals)
+        blocked = found or guards.refusals(self.no_rewrite_begun(run))
+        is_begun = gathered.record is not None and gathered.record.batch >= 0 and not blocked
+        return PlannedMirror(
+            mode=run.policies.mode_for(Origin.NATIVE if gathered.copy.binding is None else Origin.OWN),
+            destination=destination,
+            gathered=gathered,
+            plan=planned,
+            cleanup=_cleanup(source, destination) if is_begun else CleanupPlan((), {}),
+            is_waiting=is_waiting,
+            refusals=found,
+        )
+
+    def refusals(self, run: Run, plan: PlannedMirror) -> Iterable[StatekeeperError]:
+        return plan.refusals
+
+    def begin(self, run: Run, plan: PlannedMirror) -> None:
+        clones.require_unchanged(run.storage, plan.plan.files)
+        mirrors.begin(plan.destination, plan.plan)
+
+    def execute(self, run: Run, plan: PlannedMirror, work: Work[CopyFile]) -> CleanupPlan:
+        """Copy the files and tell each; return the deletions. Raises as `clones.require_unchanged`, `mirrors.begin` and
+        `mirrors.execute`."""
+        if plan.is_complete:
+            return plan.cleanup
+        if not plan.plan.is_current:
+            mirrors.execute(run.storage, work.storage, plan.plan, scratch=run.scratch, copied=work.tell)
+        cleanup = _cleanup(run.storage, plan.destination)
+        if cleanup.obsolete:
+            deletions = as_json.of_cleanup(cleanup)
+            with recorded(plan.destination, self.name, run.id, deletions, run.clock) as done:
+                for files in mirrors.execute_cleanup(work.storage, cleanup, work.lease.require):
+                    done.append(as_json.of_cleaned(files))
+        return cleanup
+
+    def report(self, prepared: Prepared[PlannedMirror, CopyFile, CleanupPlan]) -> Report:
+        """Report the files by part and way, the lag before or after the run, and the deletions."""
+        found, plan = prepared.plan, prepared.plan.plan
+        cleanup = prepared.made or found.cleanup
+        lag = plan.left if prepared.is_done else plan.lag
+        lines = []
+        if plan.before is not None and plan.before.batch >= 0:
+            lines.append(f"lag before this run: {_in_words(plan.lag)}")
+        if plan.is_current:
+            lines.append("the mirror has all files: nothing to copy")
+        title = (
+            f"{when(plan.record.batch)} (newest batch of the source: {plan.lag.newest:,}): {plan.stores:,} stores, "
+            f"{counted(len(plan.files), 'file')}, {decimal(plan.size_bytes())}"
+        )
+        made: Json = {
+            "mirrored": not found.is_waiting,
+            "seconds": round(prepared.seconds, 3),
+            "lag": _of_lag(plan.left),
+            "delete": _of_cleanup(cleanup),
+        }
+        return Report(
+            record={
+                "batch": None if found.is_waiting else plan.record.batch,
+                "first_batch": None if found.is_waiting else plan.record.first,
+                "waiting": found.is_waiting,
+                "newest_batch": plan.lag.newest,
+                "structure": plan.structure.value,
+                "query_id": plan.record.query,
+                "current": plan.is_current,
+                "stores": plan.stores,
+                "files": len(plan.files),
+                "bytes": plan.size_bytes(),
+                **by_way(plan),
+                "bytes_present": plan.size_bytes(Way.PRESENT),
+                "lag": _of_lag(plan.lag),
+                "delete": _of_cleanup(found.cleanup),
+                "refusals": [],
+                "list": [
+                    {"path": file.path, "bytes": file.size_bytes, "part": file.part.value, "way": file.way.value}
+                    for file in plan.files
+                    if file.way is not Way.PRESENT
+                ],
+                **(made if prepared.is_done else {}),
+            },
+            phase="refused"
+            if prepared.refusals
+            else "waiting"
+            if found.is_waiting
+            else "mirrored"
+            if prepared.is_done
+            else "planned",
+            facts={"destination": found.destination.url, "query_id": plan.record.query},
+            figures={
+                "batch": plan.record.batch,
+                "newest_batch": lag.newest,
+                "lag_batches": lag.batches,
+                "lag_bytes": lag.size_bytes,
+                **({} if lag.seconds is None else {"lag_seconds": lag.seconds}),
+                "stores": plan.stores,
+                "files": len(plan.files),
+                "bytes": plan.size_bytes(),
+                **by_way(plan),
+                "deletions": len(cleanup.obsolete),
+                "deleted_bytes": cleanup.size_bytes,
+            },
+            tables=() if found.is_waiting else (files_by_part("parts", title, plan.files),),
+            lines=(_WAITING,) if found.is_waiting else (*lines, *_cleanup_lines(found.cleanup, "to delete")),
+            done=(_WAITING,) if found.is_waiting else _done(prepared, cleanup),
+        )
+
+
+_WAITING = (
+    "nothing to copy yet: in structure V1, the running query may still replace the files of its newest two batches. The "
+    "mirror begins with the third batch; with --confirm-stopped it begins at once"
+)
+
+
+def _done(prepared: Prepared[PlannedMirror, CopyFile, CleanupPlan], cleanup: CleanupPlan) -> tuple[str, ...]:
+    plan = prepared.plan.plan
+    new = [file for file in plan.files if file.way is not Way.PRESENT] if not plan.is_current else []
+    size, through = (
+        decimal(sum(file.size_bytes for file in new if file.way in ways))
+        for ways in (tuple(Way), (Way.STREAM, Way.REWRITE))
+    )
+    return (
+        f"{prepared.plan.destination.url} mirrors {when(plan.record.batch)}: copied {counted(len(new), 'file')}, {size} in "
+        f"{prepared.seconds:,.1f} s, of which {through} went through this machine",
+        *_cleanup_lines(cleanup, "deleted"),
+        f"lag: {_in_words(plan.left)}",
+        f"before you start a query from the mirror, remove the output of the batches after batch {plan.record.batch:,} "
+        "from the sink",
     )
 
 
-def execute(
-    source: Storage,
-    destination: Storage,
-    prepared: PreparedMirror,
-    by: Maintainer,
-    *,
-    scratch: Path,
-    copied: Callable[[CopyFile], None] = lambda file: None,
-) -> CleanupPlan:
-    """Copy the files that the mirror lacks, then delete the files that the source has deleted; return the deletions, which
-    the history of the mirror records. Call `copied` after each file.
-
-    While it runs, it holds the batches to copy in the source, so that retention keeps their files and other maintenance
-    continues; and the lease of the mirror, so that no other run writes there. Both are renewed by a timer, and expire by
-    themselves if the process dies. In mode `observe`, nothing is written into the source: there, no maintenance deletes a
-    file. Raises the first refusal; `RootHeld` while another verb deletes files of the source, or works on the mirror;
-    `LeaseLost`, `HalfSwitched`; as `copies.require_unchanged`, `mirrors.begin` and `mirrors.execute`.
-    """
-    guards.require_none(prepared.refusals)
-    if _has_nothing_to_do(prepared.plan, prepared.cleanup, is_waiting=prepared.is_waiting):
-        return prepared.cleanup
-    run = by.ids.fresh()
-    with ExitStack() as stack:
-        if prepared.mode is not Mode.OBSERVE:
-            oldest = clones.oldest_batch(prepared.plan.files, prepared.plan.record.batch)
-            hold = Hold(batch=oldest, holder=by.holder, verb="mirror")
-            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
-        rewrite_journal.require_none(source)
-        clones.require_unchanged(source, prepared.plan.files)
-        mirrors.begin(destination, prepared.plan)
-        of_mirror = stack.enter_context(
-            lease.held(destination, "mirror", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds)
-        )
-        if not prepared.plan.is_current:
-            mirrors.execute(source, of_mirror.storage, prepared.plan, scratch=scratch, copied=copied)
-        cleanup = _cleanup(source, destination)
-        if cleanup.obsolete:
-            with runs.recorded(destination, "mirror", run, as_json.of_cleanup(cleanup), by.clock) as done:
-                for files in mirrors.execute_cleanup(of_mirror.storage, cleanup, of_mirror.require):
-                    done.append(as_json.of_cleaned(files))
-    return cleanup
+def _of_lag(lag: Lag) -> Json:
+    return {"batches": lag.batches, "seconds": lag.seconds, "bytes": lag.size_bytes}
 
 
-def _has_nothing_to_do(planned: MirrorPlan, cleanup: CleanupPlan, *, is_waiting: bool) -> bool:
-    return is_waiting or (planned.is_current and not cleanup.obsolete)
+def _of_cleanup(cleanup: CleanupPlan) -> Json:
+    return {
+        "files": len(cleanup.obsolete),
+        "bytes": cleanup.size_bytes,
+        "kept": {reason.name.lower(): number for reason, number in cleanup.kept.items()},
+        "list": [
+            {"path": file.path, "bytes": file.size_bytes, "reason": file.reason.value} for file in cleanup.obsolete
+        ],
+    }
+
+
+def _in_words(lag: Lag) -> str:
+    seconds = "an unknown time" if lag.seconds is None else f"{lag.seconds:,.0f} s"
+    return f"{counted(lag.batches, 'batch')}, {seconds}, {decimal(lag.size_bytes)} of changelogs"
+
+
+def _cleanup_lines(cleanup: CleanupPlan, label: str) -> list[str]:
+    lines = [
+        f"kept: {number:,} files that the source does not have: {reason.value}"
+        for reason, number in cleanup.kept.items()
+    ]
+    if not cleanup.obsolete:
+        return lines
+    why, size = cleanup.obsolete[0].reason.value, decimal(cleanup.size_bytes)
+    return [f"{label}: {counted(len(cleanup.obsolete), 'file')}, {size}: {why}", *lines]
 
 
 def _cleanup(source: Storage, destination: Storage) -> CleanupPlan:

@@ -1,37 +1,43 @@
-"""Plans, executes and reverses the rewrites of all stores: a rescale, a conversion, a load, and a schema evolution.
-Reverses a half-done edit."""
+"""Plans, executes and reverses the rewrites of the state of a stopped query.
+
+`Rewrite` is a rescale, a conversion, a load or a schema evolution, as its goal states. `Abort` reverses an interrupted
+rewrite of any kind, also a switchover or an edit; `Undo` reverses a completed edit, load or schema evolution.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
 
-from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import RefusedAsUnsafe
-from statekeeper.statestore.base.workers import WORKERS
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import rewrite_journal
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteKind
-from statekeeper.statestore.contents.quiet import require_stopped
+from statekeeper.statestore.checkpoint.origin import Origin, origin_of
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal, RewriteKind
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.records.history import Json
+from statekeeper.statestore.maintenance.rewrites import edits, engine, switchover
 from statekeeper.statestore.maintenance.rewrites.engine import FileSinkPlan, Goal, RewritePlan
 from statekeeper.statestore.maintenance.rewrites.engine import file_sink as file_sinks
-from statekeeper.statestore.maintenance.rewrites.switchover import ProgressCallback
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
-from statekeeper.statestore.maintenance.verbs import guards, runs
-from statekeeper.statestore.maintenance.verbs import stopped as stopped_query
+from statekeeper.statestore.maintenance.rewrites.evolution import read_schema_file
+from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
-from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
-from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.maintenance.verbs.contract import CompletesRewrites, Prepared, Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.options import FILE_SINK, FOR_SPARK, option
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
+from statekeeper.statestore.storage import Storage
 
-OpenSink = Callable[[str], Storage]
-"""Opens the output folder of a file sink by its URL."""
-
-
+_NO_SWITCH = (
+    "there is no interrupted switchover to roll back",
+    "to reverse a completed switchover, run switch with --to",
+)
 _WAYS_BACK = {
-    RewriteKind.SWITCH: "to reverse a completed switch, run: statekeeper switch ROOT --to",
     RewriteKind.RESCALE: "to return to the state before a completed rescale, run: statekeeper rewind ROOT --to-batch N",
     RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
     RewriteKind.EDIT: "to reverse a completed edit, run: statekeeper edit ROOT --undo RUN --confirm-stopped",
@@ -41,172 +47,550 @@ _WAYS_BACK = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedRewrite:
-    """A plan of a rewrite, and what blocks it: the guards and the refusals of the plan. The other fields: see `plan`."""
-
-    plan: RewritePlan
-    policies: Policies
-    goal: Goal
-    spark: Spark | None
-    file_sink: str | None
-    open_sink: OpenSink
-    refusals: Refusals
+class Plan(Protocol):
+    """A plan with the reasons that block it; `is_there`: nothing has to be done; `half_done`: what the plan completes."""
 
     @property
-    def may_start(self) -> bool:
-        """Return whether the plan has work and nothing blocks it."""
-        return stopped_query.may_start(self)
+    def refusals(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_there(self) -> bool: ...
+
+    @property
+    def half_done(self) -> OpenJournal | None: ...
 
 
-def plan(
-    storage: Storage,
-    policies: Policies,
-    goal: Goal,
-    spark: Spark | None = None,
-    *,
-    scratch: Path,
-    file_sink: str | None = None,
-    open_sink: OpenSink = open_storage,
-    clock: Clock | None = None,
-) -> PreparedRewrite:
-    """Plan a rewrite. Reads only. `clock`: of the process that executes it; None for that of the machine.
+P = TypeVar("P", bound=Plan)
 
-    `spark`: the release that continues, if the checkpoint does not show it. `file_sink`: the output folder, if the query
-    writes files with Spark's file sink; not needed to complete an interrupted rewrite. Raises as `rewrites.gather` and
-    `rewrites.file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another file sink.
+
+class OfStoppedQuery(CompletesRewrites[P, Progress, Begun]):
+    """A verb that rewrites the state of a stopped query, or completes an interrupted rewrite of its kind.
+
+    noun, reverses   the rewrite with its article, and what --abort does, for the lines of a report
     """
-    facts = engine.gather(storage, scratch=scratch, policy=policy_of(policies), of_load=isinstance(goal, engine.Load))
-    planned = engine.plan(facts, goal, spark)
-    return PreparedRewrite(
-        plan=replace(planned, file_sink=_plan_sink(planned, file_sink, open_sink)),
-        policies=policies,
-        goal=goal,
-        spark=spark,
-        file_sink=file_sink,
-        open_sink=open_sink,
-        refusals=stopped_query.refusals(storage, policies, planned, clock),
+
+    shows_refused_plans = True
+    name = ""
+    noun: ClassVar[str]
+    reverses: ClassVar[str] = "reverses it"
+
+    def has_work(self, plan: P) -> bool:
+        return not plan.is_there
+
+    def refusals(self, run: Run, plan: P) -> Iterable[StatekeeperError]:
+        return map(RefusedAsUnsafe, plan.refusals)
+
+    def record_step(self, step: Progress) -> Json:
+        return as_json.of_progress(step)
+
+    def phase(self, prepared: Prepared[P, Progress, Begun], done: str) -> str:
+        """Return the phase of a report. `done`: that of an executed plan."""
+        plan = prepared.plan
+        if prepared.refusals:
+            return "refused"
+        return done if prepared.is_done or plan.is_there else "half done" if plan.half_done else "planned"
+
+    def unfinished(self, plan: P) -> tuple[str, ...]:
+        """Return the line of a report about an interrupted run."""
+        line = f"{self.noun} is incomplete: --apply finishes it, --abort {self.reverses}"
+        return () if plan.half_done is None else (line,)
+
+    def run_id(self, prepared: Prepared[P, Progress, Begun]) -> str:
+        """Return the run that `Undo` reverses: that of the journal, if the execution completed one."""
+        half_done = prepared.plan.half_done
+        return prepared.run.id if half_done is None else half_done.begun.run
+
+    def way_back(self, prepared: Prepared[P, Progress, Begun]) -> str:
+        """Return the command that reverses the executed plan."""
+        url, run = prepared.run.storage.url, self.run_id(prepared)
+        return f"to undo this run: statekeeper {self.name} {url} --undo {run} --confirm-stopped"
+
+
+def machine(run: Run) -> Machine:
+    """Return what one execution may use, with the clock and the ids of the process."""
+    return Machine(
+        scratch=run.scratch,
+        clock=run.by.clock,
+        ids=run.by.ids,
+        workers=run.workers,
+        memory_bytes=run.memory_bytes,
+        process_bytes=run.process_bytes,
     )
 
 
-def _plan_sink(planned: RewritePlan, url: str | None, open_sink: OpenSink) -> FileSinkPlan | None:
-    """Plan the entry in the log of the file sink; None without a sink, and for a plan that must not start."""
-    if planned.half_done is not None:
-        begun = planned.half_done.begun
-        expected = None if begun.file_sink is None else begun.file_sink.url
-        if url is not None and open_sink(url).url != expected:
-            option = "without --file-sink" if expected is None else f"with --file-sink {expected}"
-            raise RefusedAsUnsafe(
-                f"the interrupted {begun.described} was started {option}; nothing was changed",
-                path=url,
-                hint=f"to finish it, run: {begun.finishing}; to reverse it, run: {begun.reversing}",
+class Rewrite(OfStoppedQuery[RewritePlan]):
+    """Rewrite all stores.
+
+    `for_spark`: the release that continues, if the checkpoint does not show it. `file_sink`: the output folder, if the
+    query writes files with Spark's file sink; not needed to complete an interrupted rewrite.
+    """
+
+    for_spark: Spark | None
+    file_sink: str | None
+
+    @abstractmethod
+    def goal(self, run: Run) -> Goal:
+        """Return the goal. May read."""
+
+    @abstractmethod
+    def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report: ...
+
+    def report_of(
+        self,
+        prepared: Prepared[RewritePlan, Progress, Begun],
+        *,
+        title: str,
+        after: Sequence[str] = (),
+        done: Sequence[str] = (),
+        is_there: str = "",
+        with_run: bool = False,
+    ) -> Report:
+        """Report the groups of stores before and after.
+
+        `title`: the end of the title; `after`: lines about the time afterwards; `done`: those about the executed plan;
+        `is_there`: that the goal is reached; `with_run`: `Undo` reverses the run.
+        """
+        plan, sink = prepared.plan, prepared.plan.file_sink
+        made: Json = {"rewritten": True, **({"run": self.run_id(prepared)} if with_run else {})}
+        return Report(
+            record={**as_json.of_rewrite_plan(plan), **(made if prepared.is_done else {})},
+            phase=self.phase(prepared, "rewritten"),
+            facts={
+                "rewrite": plan.rewrite.value,
+                "file_sink": "none" if sink is None else f"{sink.entry.url}/{sink.entry.path}",
+                **({"run": self.run_id(prepared)} if with_run and prepared.is_done else {}),
+            },
+            figures={
+                "version": 0 if plan.batch is None else plan.batch + 1,
+                "partitions_before": max((len(group.sources) for group in plan.groups), default=plan.partitions or 0),
+                "partitions_after": plan.partitions or 0,
+                "stores": len(plan.targets),
+                "read_bytes": plan.read_bytes,
+                "local_bytes": plan.local_bytes,
+                "estimated_seconds": round(plan.seconds, 1),
+            },
+            tables=(
+                Table(
+                    "groups",
+                    f"{when(plan.batch)}, {title}",
+                    ("operator", "store", "partitions now", "after", "bytes read"),
+                    [
+                        (str(group.operator), group.name, len(group.sources), len(group.targets), group.read_bytes)
+                        for group in plan.groups
+                    ],
+                ),
             )
-        url = expected
-    if url is None or planned.batch is None or planned.is_there or planned.refusals:
-        return None
-    return file_sinks.plan(open_sink(url), planned.batch + 1, is_begun=planned.half_done is not None)
-
-
-def execute(
-    storage: Storage,
-    prepared: PreparedRewrite,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    scratch: Path,
-    workers: int = WORKERS,
-    memory_bytes: int = MEMORY_BYTES,
-) -> PreparedRewrite:
-    """Execute a rewrite, or complete an interrupted one. `stopped`: a person confirms that the query is stopped.
-
-    Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
-    file is changed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.rewrite`.
-    """
-
-    def run_plan(ready: PreparedRewrite) -> None:
-        sink = ready.plan.file_sink
-        runs.rewrite(
-            storage,
-            ready.plan,
-            progress,
-            run=run,
-            holder=by.holder,
-            machine=by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes),
-            policy=policy_of(ready.policies),
-            sink=None if sink is None else ready.open_sink(sink.entry.url),
+            if plan.groups and plan.batch is not None
+            else (),
+            lines=(
+                *self.unfinished(plan),
+                f"reads {plan.read_bytes:,} bytes and writes about as many; it needs about {plan.seconds:,.0f} s and at "
+                f"most {plan.local_bytes:,} bytes of local disk",
+                _of_commit(plan),
+                *_of_file_sink(plan),
+                *after,
+            )
+            if plan.groups and plan.batch is not None
+            else (),
+            done=(f"{is_there}: nothing to do",) if plan.is_there else tuple(done),
         )
 
-    return stopped_query.execute(
-        storage,
-        prepared,
-        by,
-        stopped=stopped,
-        plan_again=lambda: plan(
-            storage,
-            prepared.policies,
-            prepared.goal,
-            prepared.spark,
-            scratch=scratch,
-            file_sink=prepared.file_sink,
-            open_sink=prepared.open_sink,
-            clock=by.clock,
-        ),
-        run=run_plan,
+    def plan(self, run: Run) -> RewritePlan:
+        """Raises as `engine.gather` and `engine.file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another
+        file sink."""
+        goal = self.goal(run)
+        policy, of_load = policy_of(run.policies), isinstance(goal, engine.Load)
+        facts = engine.gather(run.storage, scratch=run.scratch, policy=policy, of_load=of_load)
+        planned = engine.plan(facts, goal, self.for_spark)
+        return replace(planned, file_sink=self._plan_sink(run, planned))
+
+    def _plan_sink(self, run: Run, planned: RewritePlan) -> FileSinkPlan | None:
+        """Plan the entry in the log of the file sink; None without a sink, and for a plan that must not start."""
+        url = self.file_sink
+        if planned.half_done is not None:
+            begun = planned.half_done.begun
+            expected = None if begun.file_sink is None else begun.file_sink.url
+            if url is not None and run.open_other(url).url != expected:
+                option = "without --file-sink" if expected is None else f"with --file-sink {expected}"
+                raise RefusedAsUnsafe(
+                    f"the interrupted {begun.described} was started {option}; nothing was changed",
+                    path=url,
+                    hint=f"to finish it, run: {begun.finishing}; to reverse it, run: {begun.reversing}",
+                )
+            url = expected
+        if url is None or planned.batch is None or planned.is_there or planned.refusals:
+            return None
+        return file_sinks.plan(run.open_other(url), planned.batch + 1, is_begun=planned.half_done is not None)
+
+    def record(self, plan: RewritePlan) -> list[Json]:
+        return [as_json.of_rewrite_plan(plan)]
+
+    def execute(self, run: Run, plan: RewritePlan, work: Work[Progress]) -> Begun:
+        """Raises as `engine.execute`."""
+        entry = None if plan.file_sink is None else plan.file_sink.entry
+        return engine.execute(
+            work.storage,
+            plan,
+            work.tell,
+            run=run.id,
+            machine=machine(run),
+            still_held=work.lease.require,
+            policy=policy_of(run.policies),
+            sink=None if entry is None else work.lease.guarded(run.open_other(entry.url)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescale(Rewrite):
+    """Change the number of partitions."""
+
+    name = "rescale"
+    noun = "a rescale"
+    partitions: int = option(
+        "Number of partitions of each stateful operator after the rescale. Exception: the operators of limit() and of an "
+        "aggregation without grouping keys keep their single partition.",
+        least=1,
+        most=names.MOST_PARTITIONS,
+        launch=0,
+    )
+    file_sink: str | None = option(**FILE_SINK)
+    for_spark: Spark | None = option(**FOR_SPARK)
+
+    def goal(self, run: Run) -> Goal:
+        return engine.Rescale(self.partitions)
+
+    def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
+        plan, after = prepared.plan, []
+        if plan.groups:
+            before, back = len(plan.groups[0].sources), "afterwards, to return to"
+            again = f"statekeeper rescale ROOT --partitions {before}"
+            after = [f"{back} {before} partitions and keep later batches, run: {again}"]
+            if plan.origin is Origin.NATIVE:
+                after.append(f"{back} batch {plan.batch}, run: statekeeper rewind ROOT --to-batch {plan.batch}")
+        return self.report_of(
+            prepared,
+            title=f"to {plan.partitions} partitions",
+            after=after,
+            done=(f"rescaled to {plan.partitions} partitions; start the query as before",),
+            is_there=f"the checkpoint already has {plan.partitions} partitions",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert(Rewrite):
+    """Move the state to the other state store provider."""
+
+    name = "convert"
+    noun = "a conversion"
+    to: Provider = option(
+        "New provider of the checkpoint. hdfs is Spark's default provider, which keeps the state in memory.",
+        choices={provider.option: provider for provider in Provider},
+        launch=Provider.ROCKSDB,
+    )
+    structure: Structure = option(
+        "Structure of the converted checkpoint. hdfs supports only v1.",
+        default=Structure.V1,
+        choices={structure.value: structure for structure in Structure},
+    )
+    file_sink: str | None = option(**FILE_SINK)
+    for_spark: Spark | None = option(**FOR_SPARK)
+
+    def goal(self, run: Run) -> Goal:
+        return engine.Convert(self.to, self.structure)
+
+    def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
+        plan, start = prepared.plan, "start the query as before"
+        if plan.provider is not Provider.HDFS_BACKED:
+            settings = " ".join(f"{name}={value}" for name, value in plan.structure.conf.items())
+            start = f"start the query with {settings}"
+        provider, structure = plan.provider.value, plan.structure.value
+        return self.report_of(
+            prepared,
+            title=f"to {provider} in structure {structure}",
+            after=(f"afterwards, {start}",),
+            done=(f"converted to {provider}; {start}",),
+            is_there=f"the checkpoint already has {provider} in structure {structure}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Rewrite):
+    """Replace the state by the rows of a savepoint. `Undo` of the run reverses it."""
+
+    name = "load"
+    noun = "a load"
+    savepoint: str = option("The folder that statekeeper savepoint --rows wrote.", flag="", launch="")
+    replace_state: bool = option(
+        "Also load into a checkpoint whose stores have rows. All its rows are replaced.", default=False
+    )
+    file_sink: str | None = option(**FILE_SINK)
+    for_spark: Spark | None = option(**FOR_SPARK)
+
+    def goal(self, run: Run) -> Goal:
+        source = run.open_other(self.savepoint)
+        return engine.Load(read_saved(source), source, self.replace_state)
+
+    def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
+        plan = prepared.plan
+        assert plan.load is not None
+        saved = plan.load.saved
+        done = (
+            f"loaded {plan.rows:,} rows after batch {plan.batch}; start the query as before",
+            self.way_back(prepared),
+        )
+        watermark = f"sets the watermark to that of the savepoint: {saved.watermark_ms} ms"
+        found = self.report_of(prepared, title="", done=done, with_run=True)
+        record = {name: value for name, value in found.record.items() if name != "rewritten"}
+        run = {"loaded": True, "run": self.run_id(prepared)} if prepared.is_done else {}
+        groups = Table(
+            "groups",
+            f"{when(plan.batch)}, from batch {saved.batch:,} of the savepoint",
+            ("operator", "store", "partitions saved", "here", "rows", "bytes read"),
+            [
+                (
+                    str(group.operator),
+                    group.name,
+                    group.incoming[0].table.partitions if group.incoming else "-",
+                    len(group.targets),
+                    group.incoming_rows,
+                    group.read_bytes,
+                )
+                for group in plan.groups
+            ],
+        )
+        lines = (
+            *self.unfinished(plan),
+            f"loads {plan.rows:,} rows from {plan.read_bytes:,} bytes; it needs about {plan.seconds:,.1f} s and at most "
+            f"{plan.local_bytes:,} bytes of local disk",
+            _of_commit(plan, binding=False),
+            *(() if plan.origin is Origin.OWN else (watermark,)),
+            *_of_file_sink(plan),
+        )
+        return replace(
+            found,
+            record={**record, **run},
+            facts={
+                **found.facts,
+                "savepoint": saved.url,
+                "savepoint_batch": saved.batch,
+                "watermark_ms": saved.watermark_ms,
+                "rows": plan.rows,
+            },
+            tables=(groups,) if found.tables else (),
+            lines=() if plan.refusals else lines,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evolve(Rewrite):
+    """Change the value columns of a state root, as a schema file states. `Undo` of the run reverses it."""
+
+    name = "evolve"
+    noun = "a schema evolution"
+    file_sink = None
+    schema_file: str = option(
+        "The changes of value columns by store: a TOML or JSON file.", flag="--schema", metavar="FILE", launch=""
+    )
+    for_spark: Spark | None = option(**FOR_SPARK)
+
+    def goal(self, run: Run) -> Goal:
+        return read_schema_file(self.schema_file)
+
+    def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
+        """Of a plan: also the first rows before and after, for which it restores each store below `run.scratch`."""
+        plan, run = prepared.plan, prepared.run
+        done = (
+            f"changed the columns of the state after batch {plan.batch}; start the job with the new columns",
+            self.way_back(prepared),
+        )
+        found = self.report_of(prepared, title="", done=done, with_run=True)
+        if prepared.is_done:
+            return found
+        shown = engine.preview(
+            run.storage, plan, scratch=run.scratch, clock=run.clock, ids=run.by.ids, workers=run.workers
+        )
+        columns = [f"{name}: {change.after_columns}" for name, change in plan.schemas.items()]
+        tables = []
+        if plan.groups and plan.batch is not None:
+            stores = [
+                (
+                    name,
+                    len(group.targets),
+                    "-" if shown is None else sum(shown.rows[store] for store in group.targets),
+                    group.read_bytes,
+                )
+                for name, group in zip(plan.schemas, plan.groups, strict=True)
+            ]
+            tables.append(Table("groups", when(plan.batch), ("store", "partitions", "rows", "bytes read"), stores))
+        if shown is not None:
+            title = f"the first rows ({len(shown.first):,} of {shown.total:,})"
+            first = [(store, row.key, row.before, row.after) for store, row in shown.first]
+            tables.append(Table("rows", title, ("store", "key", "before", "after"), first))
+        lines = [f"store {name}, columns afterwards: {change.after_columns}" for name, change in plan.schemas.items()]
+        if not plan.refusals:
+            lines += [
+                *self.unfinished(plan),
+                f"reads {plan.read_bytes:,} bytes and writes about as many; it needs about {plan.seconds:,.0f} s and at "
+                f"most {plan.local_bytes:,} bytes of local disk",
+                f"rewrites the newest commit, of batch {plan.batch}, and the state schema: it appends no batch",
+            ]
+        return replace(
+            found,
+            record=found.record if shown is None else {**found.record, **as_json.of_preview(shown)},
+            facts={
+                **found.facts,
+                "columns": "; ".join(columns) or "none",
+                "changed_rows": 0 if shown is None else shown.total,
+            },
+            tables=tuple(tables),
+            lines=tuple(lines),
+        )
+
+
+def _of_commit(plan: RewritePlan, *, binding: bool = True) -> str:
+    assert plan.batch is not None
+    if plan.origin is Origin.OWN:
+        also = " and the binding of the root" if binding else ""
+        return f"rewrites the newest commit, of batch {plan.batch}{',' if binding else ''}{also}: it appends no batch"
+    return f"appends batch {plan.batch + 1}, which has no rows: a sink never receives this batch"
+
+
+def _of_file_sink(plan: RewritePlan) -> list[str]:
+    """Return the lines of a plan about the file sink of the query."""
+    if plan.file_sink is None:
+        if plan.origin is Origin.OWN:
+            return []  # no batch is appended
+        return [
+            "if the query writes files with Spark's file sink (parquet, json, csv, orc or text, with a path), add "
+            "--file-sink URL: otherwise its log lacks this batch, and the sink and all readers of the output fail"
+        ]
+    entry, read_bytes = plan.file_sink.entry, plan.file_sink.read_bytes
+    lines = [f"adds {entry.path} to the file sink {entry.url}; reads {read_bytes:,} bytes for it"]
+    if plan.file_sink.assumed:
+        lines.append(f"assumes that {plan.file_sink.assumed}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
+    """Reverse an interrupted rewrite of this kind."""
+
+    kind: RewriteKind
+
+    @property
+    def name(self) -> str:
+        return self.kind.value
+
+    def plan(self, run: Run) -> OpenJournal:
+        """Read the journal. Raises `RefusedAsUnsafe` if no rewrite is half done, `HalfSwitched` if one of another kind."""
+        journal = rewrite_journal.open_journal(run.storage)
+        if journal is None:
+            problem, hint = (
+                _NO_SWITCH
+                if self.kind is RewriteKind.SWITCH
+                else (f"no {self.kind.value} is interrupted", _WAYS_BACK[self.kind])
+            )
+            raise RefusedAsUnsafe(problem, path=run.storage.url, hint=hint)
+        if journal.begun.rewrite is not self.kind:
+            rewrite_journal.require_none(run.storage)
+        return journal
+
+    def plan_again(self, run: Run, first: OpenJournal) -> OpenJournal:
+        return first
+
+    def is_confirmed(self, run: Run, plan: OpenJournal) -> bool:
+        is_own = self.kind is RewriteKind.SWITCH and origin_of(run.storage) is Origin.OWN
+        return run.stopped or is_own
+
+    def record(self, plan: OpenJournal) -> list[Json]:
+        return [{"abort": plan.begun.number}]
+
+    def execute(self, run: Run, plan: OpenJournal, work: Work[Progress]) -> Begun:
+        """Raises as the `roll_back` of its package; `RefusedAsUnsafe` if the rewrite has ended."""
+        begun = plan.begun
+        # Race: another maintainer completes it while this run waits for quiet; the journal read before is old.
+        now = rewrite_journal.open_journal(run.storage)
+        if now is None or now.begun.number != begun.number:
+            raise RefusedAsUnsafe(
+                f"another process has ended the {begun.described} in the meantime; nothing was changed",
+                path=names.switchover(begun.number, "ended"),
+                hint="to reverse a completed switchover, run switch with --to. To reverse a completed edit, load or "
+                "evolve, run it with --undo. To reverse another rewrite, run: statekeeper rewind",
+            )
+        _roll_back(now, work, _sink_of(run, now, work))
+        work.done.append({"aborted": begun.number})
+        return begun
+
+    def report(self, prepared: Prepared[OpenJournal, Progress, Begun]) -> Report:
+        return _reversed(prepared.plan.begun, "aborted")
+
+
+@dataclass(frozen=True)
+class Undo(Verb[str, Progress, Begun]):
+    """Reverse the completed edit, load or schema evolution of the run `undone`. If this is interrupted, the rewrite is half
+    done again."""
+
+    kind: RewriteKind
+    undone: str
+
+    @property
+    def name(self) -> str:
+        return self.kind.value
+
+    def plan(self, run: Run) -> str:
+        return self.undone
+
+    def record(self, plan: str) -> list[Json]:
+        return [{"undo": plan}]
+
+    def execute(self, run: Run, plan: str, work: Work[Progress]) -> Begun:
+        """Raises as the `require_reversible` and `roll_back` of `edits` and `engine`."""
+        if self.kind is RewriteKind.LOAD:
+            completed = engine.require_reversible(run.storage, plan)
+        else:
+            completed = edits.require_reversible(run.storage, plan, self.kind)
+        sink = _sink_of(run, completed, work)
+        rewrite_journal.reopen(work.storage, completed.begun)
+        _roll_back(completed, work, sink)
+        work.done.append({"undone": completed.begun.number})
+        return completed.begun
+
+    def report(self, prepared: Prepared[str, Progress, Begun]) -> Report:
+        assert prepared.made is not None
+        return _reversed(prepared.made, "undone")
+
+
+def _reversed(begun: Begun, phase: str) -> Report:
+    """Report the rewrite that was reversed, and what the checkpoint has again."""
+    done = {
+        RewriteKind.SWITCH: f"rolled back: the checkpoint has structure {begun.to.other.value} again",
+        RewriteKind.RESCALE: f"reversed: the checkpoint is as it was after batch {begun.batch}",
+        RewriteKind.CONVERT: f"reversed: the checkpoint is as it was after batch {begun.batch}",
+        RewriteKind.EDIT: f"reversed: the state is as it was after batch {begun.batch}",
+        RewriteKind.LOAD: f"reversed: the state is as it was after batch {begun.batch}",
+        RewriteKind.EVOLVE: f"reversed: the state and its columns are as they were after batch {begun.batch}",
+    }
+    of_switch = {"to": begun.to.value, "structure": begun.to.other.value}
+    return Report(
+        record={phase: begun.number},
+        phase=phase,
+        facts=of_switch if begun.rewrite is RewriteKind.SWITCH else {"rewrite": begun.rewrite.value},
+        figures={"version": begun.batch + 1, "stores": len(begun.stores)},
+        done=(done[begun.rewrite],),
     )
 
 
-def abort(
-    storage: Storage,
-    policies: Policies,
-    rewrite: RewriteKind,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    open_sink: OpenSink = open_storage,
-) -> Begun:
-    """Reverse a half-done rewrite of this kind, and return it. `open_sink`: as in `plan`.
-
-    Raises as `execute` and `runs.abort_rewrite`; `RefusedAsUnsafe` if no rewrite is half done.
-    """
-    journal = rewrite_journal.open_journal(storage)
-    if journal is None:
-        raise RefusedAsUnsafe(
-            f"no {rewrite.value} is interrupted",
-            path=storage.url,
-            hint=_WAYS_BACK[rewrite],
-        )
-    if journal.begun.rewrite is not rewrite:
-        rewrite_journal.require_none(storage)
-    guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
+def _sink_of(run: Run, journal: OpenJournal, work: Work[Progress]) -> Storage | None:
+    """Open the output folder of a query with a file sink."""
     entry = journal.begun.file_sink
-    sink = None if entry is None else open_sink(entry.url)
-    runs.abort_rewrite(storage, journal, progress, run=run, holder=by.holder, clock=by.clock, sink=sink)
-    return journal.begun
+    return None if entry is None else work.lease.guarded(run.open_other(entry.url))
 
 
-def undo(
-    storage: Storage,
-    policies: Policies,
-    rewrite: RewriteKind,
-    undone: str,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    open_sink: OpenSink = open_storage,
-) -> Begun:
-    """Reverse the completed edit, load or schema evolution of the run `undone`. `stopped`: as in `execute`.
-
-    Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.undo_rewrite`.
-    """
-    guards.require_none(guards.refusals(guards.rewrites(storage, policies), guards.half_switched(storage)))
-    require_stopped(storage, confirmed=stopped, clock=by.clock, seconds=by.quiet_seconds)
-    return runs.undo_rewrite(
-        storage, undone, progress, rewrite, run=run, holder=by.holder, clock=by.clock, open_sink=open_sink
-    )
+def _roll_back(journal: OpenJournal, work: Work[Progress], sink: Storage | None) -> None:
+    still_held = work.lease.require
+    if journal.begun.rewrite is RewriteKind.SWITCH:
+        switchover.roll_back(work.storage, journal, work.tell, still_held=still_held)
+    elif journal.begun.rewrite is RewriteKind.EDIT:
+        edits.roll_back(work.storage, journal, work.tell, still_held=still_held)
+    else:
+        engine.roll_back(work.storage, journal, work.tell, still_held=still_held, sink=sink)

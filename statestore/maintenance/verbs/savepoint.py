@@ -1,11 +1,11 @@
-"""Plans and makes savepoints of checkpoints."""
+"""Plans and makes savepoints of checkpoints, and deletes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TypeAlias
 
 from statekeeper.statestore.base.errors import (
     AlreadyExists,
@@ -15,10 +15,7 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statekeeper.statestore.base.workers import WORKERS
-from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.contents.quiet import require_stopped
 from statekeeper.statestore.format import savepoint_names
 from statekeeper.statestore.format.savepoint_names import is_label
 from statekeeper.statestore.maintenance.copies import labels, savepoints
@@ -30,179 +27,236 @@ from statekeeper.statestore.maintenance.copies.savepoints.execute import begin
 from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary, summary_of
 from statekeeper.statestore.maintenance.copies.savepoints.record import StoreRows
 from statekeeper.statestore.maintenance.copies.savepoints.removal import Removal
-from statekeeper.statestore.maintenance.records import holds, lease
-from statekeeper.statestore.maintenance.records.holds import Hold
-from statekeeper.statestore.maintenance.verbs import clone, guards
-from statekeeper.statestore.maintenance.verbs.clone import PreparedClone, is_settled
-from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
+from statekeeper.statestore.maintenance.records.history import Json
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.clone import Clone, Copy, PlannedClone, is_settled, report_of_clone
+from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Unleased, Work
+from statekeeper.statestore.maintenance.verbs.guards import Refusals
+from statekeeper.statestore.maintenance.verbs.options import BATCH_DEFAULT, LOCATION, option
+from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, decimal, when
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.store.engine.scratch import free_bytes
 
+DESTINATION = "The empty location to write to: a URL, a path, or a name in statekeeper.toml."
+LABEL = "Name of the savepoint in the list of ROOT. Required without --rows; optional with --rows."
+NOTE = "A note for the list. Requires --label."
+BATCH = (
+    f"The batch whose state to keep. {BATCH_DEFAULT} If a run with --rows into DESTINATION was interrupted, the default is "
+    "the batch of that run."
+)
 
-@dataclass(frozen=True)
-class PreparedRows:
-    """A plan of a savepoint with rows, its facts, and the reasons that block it."""
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedRows:
+    """A plan of a savepoint with rows, its facts, and its label. `refusals`: the reasons of the plan itself."""
+
+    mode: Mode
+    destination: Storage
     gathered: RowsFacts
     plan: RowsPlan
+    label: Label | None
     refusals: Refusals
-    label: Label | None = None
+
+    @property
+    def oldest(self) -> int:
+        return self.plan.begun.batch
+
+    @property
+    def is_complete(self) -> bool:
+        return self.plan.is_complete
 
 
-def plan_rows(
-    source: Storage,
-    destination: Storage,
-    by: Maintainer,
-    *,
-    policies: Policies | None = None,
-    batch: int | None = None,
-    tables: Tables = Tables.PARQUET,
-    stopped: bool = False,
-    label: str | None = None,
-    note: str = "",
-) -> PreparedRows:
-    """Plan a savepoint of all rows of the source at a batch, with or without a label. Reads only.
+Wrote: TypeAlias = int | StoreRows
+"""A step of a savepoint with rows: the number of rows of a piece, or a finished store."""
 
-    `policies`: of the source; None for the default ones. The default batch is that of an unfinished savepoint in the
-    destination, else as for a clone: see `clone.plan`. Raises as `savepoints.gather`, and `RefusedAsUnsafe` if the query is
-    not stopped.
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRows(Copy[PlannedRows, Wrote, Summary]):
+    """Save all rows of the root at a batch, with or without a label. A complete savepoint stays as it is.
+
+    The default batch is that of an unfinished savepoint in the destination, else as for a clone. Nothing but the hold and
+    the label is written into the source.
     """
-    _require_label(source, label, note)
-    if stopped:
-        require_stopped(source, confirmed=True, clock=by.clock, seconds=by.quiet_seconds)
-    gathered = savepoints.gather(source, destination, batch=batch, stopped=stopped)
-    planned = savepoints.plan(gathered, tables, run=by.ids.fresh(), now_ms=int(by.clock.now_seconds() * 1000))
-    settled = is_settled(source, gathered.copied)
-    mode = (policies or Policies()).mode_for(gathered.contents.origin)
-    found = guards.refusals(
-        settled,
-        guards.half_switched(source),
-        *planned.refusals,
-        *(() if planned.is_complete else guards.copies(source, destination, mode, by.clock)),
-    )
-    if label is None:
-        return PreparedRows(gathered, planned, found)
-    wanted = Label(
-        label=label,
-        note=note,
-        content=Content.ROWS,
-        source=source.url,
-        destination=destination.url,
-        batch=planned.begun.batch,
-        size_bytes=0,
-        created_at_ms=int(by.clock.now_seconds() * 1000),
-    )
-    return PreparedRows(gathered, planned, (*found, *_unusable(source, wanted, labels.read(destination))), wanted)
 
+    name = "savepoint"
+    destination: str = option(DESTINATION, flag="")
+    batch: int | None = option(BATCH, default=None, least=0)
+    tables: Tables = Tables.PARQUET
+    label: str | None = option(LABEL, default=None, metavar="LABEL")
+    note: str = option(NOTE, default="", metavar="TEXT")
 
-def execute_rows(
-    source: Storage,
-    destination: Storage,
-    prepared: PreparedRows,
-    by: Maintainer,
-    policies: Policies,
-    *,
-    scratch: Path,
-    workers: int = WORKERS,
-    wrote: Callable[[int], None] = lambda rows: None,
-    finished: Callable[[StoreRows], None] = lambda store: None,
-) -> Summary:
-    """Make the savepoint. Call `wrote` with the number of rows of each piece, and `finished` after each store. A complete
-    savepoint stays as it is.
-
-    It has the lease of the destination and, unless the mode is `observe`, a hold of the batch in the source, so that
-    retention keeps its files. Both are renewed by a timer. Nothing else is written into the source but the label. The plan
-    is made again with the hold and the lease: another run may have completed the savepoint meanwhile. Raises the first
-    refusal; `LocalDiskFull` if the disk of `scratch` or of the destination is too small; `RootHeld`, `HalfSwitched`; as
-    `savepoints.execute`.
-    """
-    guards.require_none(prepared.refusals)
-    mode = policies.mode_for(prepared.gathered.contents.origin)
-    if prepared.plan.is_complete:
-        made = summary_of(destination.read(savepoint_names.MANIFEST))
-    else:
-        rewrite_journal.require_none(source)
-        _require_scratch(prepared.plan, destination, scratch, workers)
-        begin(destination, prepared.plan)
-        with _kept(source, destination, prepared, by, mode) as leased:
-            made = _saved(source, leased, prepared.plan, by, scratch, workers, wrote, finished)
-    if prepared.label is not None:
-        record_label(source, destination, replace(prepared.label, size_bytes=made.bytes), mode)
-    return made
-
-
-def _saved(
-    source: Storage,
-    destination: Storage,
-    confirmed: RowsPlan,
-    by: Maintainer,
-    scratch: Path,
-    workers: int,
-    wrote: Callable[[int], None],
-    finished: Callable[[StoreRows], None],
-) -> Summary:
-    begun = confirmed.begun
-    gathered = savepoints.gather(source, destination, batch=begun.batch, stopped=True)
-    planned = savepoints.plan(gathered, Tables(begun.tables), run=begun.run, now_ms=begun.begun_at_ms)
-    guards.require_none(planned.refusals)
-    if planned.is_complete:
-        return summary_of(destination.read(savepoint_names.MANIFEST))
-    return savepoints.execute(
-        gathered,
-        destination,
-        planned,
-        scratch=scratch,
-        clock=by.clock,
-        ids=by.ids,
-        workers=workers,
-        wrote=wrote,
-        finished=finished,
-    )
-
-
-@contextmanager
-def _kept(
-    source: Storage, destination: Storage, prepared: PreparedRows, by: Maintainer, mode: Mode
-) -> Iterator[Storage]:
-    """Have the lease of the destination, and hold the batch in the source unless its mode is `observe`. Yields the
-    destination for the work under the lease."""
-    run, batch = by.ids.fresh(), prepared.plan.begun.batch
-    unheld = "Spark deletes old state files itself" if prepared.gathered.contents.origin is Origin.NATIVE else ""
-    if mode is Mode.OBSERVE:
-        unheld = "mode observe allows no hold in the source"
-    with ExitStack() as stack:
-        held = stack.enter_context(
-            lease.held(
-                destination, "savepoint", run=run, holder=by.holder, clock=by.clock, beat_seconds=by.beat_seconds
+    def plan(self, run: Run) -> PlannedRows:
+        """Raises as `savepoints.gather`; `RefusedAsUnsafe` if the query is not stopped, and for a text that cannot be a
+        label."""
+        source, clock = run.storage, run.clock
+        _require_label(source, self.label, self.note)
+        if run.stopped:
+            run.require_stopped(confirmed=True)
+        destination = run.open_other(self.destination)
+        gathered = savepoints.gather(source, destination, batch=self.batch, stopped=run.stopped)
+        now_ms = int(clock.now_seconds() * 1000)
+        planned = savepoints.plan(gathered, self.tables, run=run.by.ids.fresh(), now_ms=now_ms)
+        wanted: Label | None = None
+        unusable: Refusals = ()
+        if self.label is not None:
+            wanted = Label(
+                label=self.label,
+                note=self.note,
+                content=Content.ROWS,
+                source=source.url,
+                destination=destination.url,
+                batch=planned.begun.batch,
+                size_bytes=0,
+                created_at_ms=now_ms,
             )
+            unusable = tuple(_unusable(source, wanted, labels.read(destination)))
+        return PlannedRows(
+            mode=run.policies.mode_for(gathered.contents.origin),
+            destination=destination,
+            gathered=gathered,
+            plan=planned,
+            label=wanted,
+            refusals=guards.refusals(is_settled(source, gathered.copied), *planned.refusals, *unusable),
         )
-        if mode is not Mode.OBSERVE:
-            hold = Hold(batch=batch, holder=by.holder, verb="savepoint")
-            stack.enter_context(holds.held(source, hold, run=run, clock=by.clock, renew_seconds=by.beat_seconds))
+
+    def refusals(self, run: Run, plan: PlannedRows) -> Iterable[StatekeeperError]:
+        return plan.refusals
+
+    def begin(self, run: Run, plan: PlannedRows) -> None:
+        begin(plan.destination, plan.plan)
+
+    @contextmanager
+    def work(self, run: Run, plan: PlannedRows, told: Callable[[Wrote], None]) -> Iterator[Work[Wrote]]:
+        if not plan.is_complete:
+            _require_scratch(run, plan)
         try:
-            yield held.storage
+            with super().work(run, plan, told) as work:
+                yield work
         except VersionNotLoadable as error:
+            unheld = "Spark deletes old state files itself" if plan.gathered.contents.origin is Origin.NATIVE else ""
+            if plan.mode is Mode.OBSERVE:
+                unheld = "mode observe allows no hold in the source"
             if not unheld:
                 raise
             raise VersionNotLoadable(
                 f"{error.what}; this run could not prevent the deletion of files in the source, because {unheld}",
                 path=error.path,
-                hint=f"first save the files: statekeeper savepoint {source.url} FILES --label LABEL. Then save the rows of "
-                "this copy: statekeeper savepoint FILES ROWS --rows. FILES and ROWS are two empty locations",
+                hint=f"first save the files: statekeeper savepoint {run.storage.url} FILES --label LABEL. Then save the "
+                "rows of this copy: statekeeper savepoint FILES ROWS --rows. FILES and ROWS are two empty locations",
             ) from error
 
+    def execute(self, run: Run, plan: PlannedRows, work: Work[Wrote]) -> Summary:
+        """Write the tables, then the label.
 
-def _require_scratch(planned: RowsPlan, destination: Storage, scratch: Path, workers: int) -> None:
-    needed, free = planned.scratch_bytes(workers), free_bytes(scratch)
+        The plan is made again with the hold and the lease: another run may have completed the savepoint meanwhile. Raises
+        as `savepoints.execute`; `LocalDiskFull` if the disk of `run.scratch` or of the destination is too small.
+        """
+        begun = plan.plan.begun
+        planned = plan.plan
+        if not planned.is_complete:
+            gathered = savepoints.gather(run.storage, work.storage, batch=begun.batch, stopped=True)
+            planned = savepoints.plan(gathered, Tables(begun.tables), run=begun.run, now_ms=begun.begun_at_ms)
+            guards.require_none(planned.refusals)
+        if planned.is_complete:
+            made = summary_of(work.storage.read(savepoint_names.MANIFEST))
+        else:
+            made = savepoints.execute(
+                gathered,
+                work.storage,
+                planned,
+                scratch=run.scratch,
+                clock=run.clock,
+                ids=run.by.ids,
+                workers=run.workers,
+                wrote=work.tell,
+                finished=work.tell,
+            )
+        if plan.label is not None:
+            record_label(run.storage, plan.destination, replace(plan.label, size_bytes=made.bytes), plan.mode)
+        return made
+
+    def report(self, prepared: Prepared[PlannedRows, Wrote, Summary]) -> Report:
+        """Report the tables of a plan, or the rows that were written."""
+        plan, made, run = prepared.plan.plan, prepared.made, prepared.run
+        kinds = [(one.folder, one.operator_name, "bytes" if one.rows is None else "typed") for one in plan.all_tables()]
+        record: Json = {
+            "batch": plan.begun.batch,
+            "newest_batch": plan.newest,
+            "structure": plan.structure.value,
+            "format": plan.begun.tables,
+            "complete": plan.is_complete,
+            "stores": len(plan.stores),
+            "finished_stores": len(plan.finished),
+            "bytes_read": plan.read_bytes,
+            "refusals": [],
+            "tables": [{"path": folder, "operator": name, "typed": kind == "typed"} for folder, name, kind in kinds],
+        }
+        figures: dict[str, Figure] = {
+            "batch": plan.begun.batch,
+            "newest_batch": plan.newest,
+            "stores": len(plan.stores),
+            "finished_stores": len(plan.finished),
+            "bytes_read": plan.read_bytes,
+        }
+        facts: dict[str, Figure] = {"destination": prepared.plan.destination.url, "format": plan.begun.tables}
+        lines: list[str] = []
+        done: list[str] = []
+        if made is None:
+            needed, free = plan.scratch_bytes(run.workers), free_bytes(run.scratch)
+            record |= {"table_bytes": plan.table_bytes, "scratch_bytes": needed, "scratch_free_bytes": free}
+            lines = [
+                f"needs up to {decimal(needed)} of local disk in {run.scratch}, which has {decimal(free)} free",
+                f"needs about {decimal(plan.table_bytes)} in the destination, usually less",
+            ]
+            if plan.is_complete:
+                lines.append("the savepoint is complete: nothing to do")
+        else:
+            figures |= {"rows": made.rows, "bytes": made.bytes}
+            untyped = ", ".join(f"{path}: {problem}" for path, problem in made.untyped.items())
+            facts |= {"digest": made.digest, "untyped": untyped or "none"}
+            record |= {
+                "rows": made.rows,
+                "bytes": made.bytes,
+                "digest": made.digest,
+                "untyped": [{"path": path, "problem": problem} for path, problem in made.untyped.items()],
+                "saved": True,
+                "seconds": round(prepared.seconds, 3),
+            }
+            done = [f"{path} has bytes instead of typed columns: {problem}" for path, problem in made.untyped.items()]
+            done.append(
+                f"saved {when(plan.begun.batch)} to {prepared.plan.destination.url}: {made.rows:,} rows in "
+                f"{made.tables:,} tables, {decimal(made.bytes)} in {prepared.seconds:,.1f} s"
+            )
+        stores = f"{len(plan.stores):,} stores, {decimal(plan.read_bytes)} to read"
+        title = f"{when(plan.begun.batch)} of {plan.newest:,}: {stores}"
+        return Report(
+            record=record,
+            phase="refused"
+            if prepared.refusals
+            else "saved"
+            if prepared.is_done
+            else "complete"
+            if plan.is_complete
+            else "planned",
+            facts=facts,
+            figures=figures,
+            tables=(Table("tables", title, ("table", "operator", "rows"), kinds),),
+            lines=tuple(lines),
+            done=tuple(done),
+        )
+
+
+def _require_scratch(run: Run, plan: PlannedRows) -> None:
+    needed, free = plan.plan.scratch_bytes(run.workers), free_bytes(run.scratch)
     tables = ""
-    if destination.location.service == open_storage(str(scratch)).location.service:
-        needed += planned.table_bytes
+    if plan.destination.location.service == open_storage(str(run.scratch)).location.service:
+        needed += plan.plan.table_bytes
         tables = " and the tables on the same disk"
     if needed > free:
         raise LocalDiskFull(
-            f"has {free:,} bytes of free space, but {workers:,} workers{tables} need {needed:,}; nothing was written",
-            path=str(scratch),
+            f"has {free:,} bytes of free space, but {run.workers:,} workers{tables} need {needed:,}; nothing was written",
+            path=str(run.scratch),
             hint="choose another folder with --scratch, or fewer --workers",
         )
 
@@ -210,70 +264,87 @@ def _require_scratch(planned: RowsPlan, destination: Storage, scratch: Path, wor
 # -- savepoints with files ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PreparedFiles:
+@dataclass(frozen=True, kw_only=True)
+class PlannedFiles(PlannedClone):
     """A plan of a savepoint with the files of the checkpoint: a clone with a label."""
 
-    clone: PreparedClone
     label: Label
-    refusals: Refusals
+    unusable: Refusals
 
 
-def plan_files(
-    source: Storage,
-    destination: Storage,
-    policies: Policies,
-    by: Maintainer,
-    *,
-    label: str,
-    note: str = "",
-    batch: int | None = None,
-    stopped: bool = False,
-    location: str | None = None,
-) -> PreparedFiles:
-    """Plan a savepoint with the files of the source at a batch. Reads only. The options are those of `clone.plan`.
+@dataclass(frozen=True, kw_only=True)
+class SaveFiles(Copy[PlannedFiles, CopyFile, bool]):
+    """Save the files of the root at a batch: a clone with a label. The options are those of a clone.
 
-    The default batch is that of an unfinished savepoint in the destination, else as for a clone. Raises as `clone.plan`
-    and `labels.read`; `RefusedAsUnsafe` for a text that cannot be a label.
+    The default batch is that of an unfinished savepoint in the destination, else as for a clone. The result is whether the
+    source lists the savepoint: in mode `observe`, only the destination has the label.
     """
-    _require_label(source, label, note)
-    earlier = labels.read(destination)
-    if batch is None:
-        batch = _begun_batch(source, destination, earlier)
-    command = f"savepoint --label {label}"
-    prepared = clone.plan(
-        source, destination, policies, by, batch=batch, stopped=stopped, location=location, command=command
-    )
-    wanted = Label(
-        label=label,
-        note=note,
-        content=Content.FILES,
-        source=source.url,
-        destination=destination.url,
-        batch=prepared.plan.record.batch,
-        size_bytes=prepared.plan.size_bytes(),
-        created_at_ms=int(by.clock.now_seconds() * 1000),
-    )
-    return PreparedFiles(prepared, wanted, (*_unusable(source, wanted, earlier), *prepared.refusals))
 
+    name = "clone"
+    destination: str = option(DESTINATION, flag="")
+    label: str = option(LABEL, metavar="LABEL")
+    note: str = option(NOTE, default="", metavar="TEXT")
+    batch: int | None = option(BATCH, default=None, least=0)
+    location: str | None = option(**LOCATION)
 
-def execute_files(
-    source: Storage,
-    destination: Storage,
-    prepared: PreparedFiles,
-    by: Maintainer,
-    *,
-    scratch: Path,
-    copied: Callable[[CopyFile], None] = lambda file: None,
-) -> bool:
-    """Make the clone, then write its label; call `copied` after each file. Return whether the source lists the savepoint.
+    @property
+    def _clone(self) -> Clone:
+        return Clone(
+            destination=self.destination,
+            batch=self.batch,
+            location=self.location,
+            command=f"savepoint --label {self.label}",
+        )
 
-    In mode `observe`, nothing is written into the source, so that only the destination has the label. Raises the first
-    refusal; as `clone.execute`.
-    """
-    guards.require_none(prepared.refusals)
-    clone.execute(source, destination, prepared.clone, by, scratch=scratch, copied=copied)
-    return record_label(source, destination, prepared.label, prepared.clone.mode)
+    def plan(self, run: Run) -> PlannedFiles:
+        """Raises as `Clone.plan` and `labels.read`; `RefusedAsUnsafe` for a text that cannot be a label."""
+        source = run.storage
+        _require_label(source, self.label, self.note)
+        destination = run.open_other(self.destination)
+        earlier = labels.read(destination)
+        batch = _begun_batch(source, destination, earlier) if self.batch is None else self.batch
+        planned = replace(self._clone, batch=batch).plan(run)
+        wanted = Label(
+            label=self.label,
+            note=self.note,
+            content=Content.FILES,
+            source=source.url,
+            destination=destination.url,
+            batch=planned.plan.record.batch,
+            size_bytes=planned.plan.size_bytes(),
+            created_at_ms=int(run.clock.now_seconds() * 1000),
+        )
+        return PlannedFiles(**vars(planned), label=wanted, unusable=tuple(_unusable(source, wanted, earlier)))
+
+    def refusals(self, run: Run, plan: PlannedFiles) -> Iterable[StatekeeperError]:
+        return (*plan.unusable, *self._clone.refusals(run, plan))
+
+    def begin(self, run: Run, plan: PlannedFiles) -> None:
+        self._clone.begin(run, plan)
+
+    def execute(self, run: Run, plan: PlannedFiles, work: Work[CopyFile]) -> bool:
+        """Make the clone, then write its label. Raises as `Clone.execute`."""
+        self._clone.execute(run, plan, work)
+        return record_label(run.storage, plan.destination, plan.label, plan.mode)
+
+    def report(self, prepared: Prepared[PlannedFiles, CopyFile, bool]) -> Report:
+        found, plan, label = report_of_clone(prepared), prepared.plan.plan, prepared.plan.label
+        where = "" if prepared.made else "; the source does not list it, because its mode is observe"
+        done = (
+            f"saved {when(plan.record.batch)} as {label.label} to {label.destination}: {decimal(plan.size_bytes())} in "
+            f"{prepared.seconds:,.1f} s{where}"
+        )
+        named: Json = {"label": label.label, "note": label.note}
+        made = {"saved": True, "listed": prepared.made, "seconds": round(prepared.seconds, 3)}
+        if not prepared.is_done:
+            return replace(found, record={**found.record, **named}, facts={**found.facts, **named})
+        return replace(
+            found,
+            record={**found.record, **named, **made},
+            phase="saved",
+            facts={**found.facts, **named, "listed": bool(prepared.made)},
+            done=(done,),
+        )
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -385,21 +456,48 @@ def _own(storage: Storage, label: str) -> Label | None:
     return own if own is not None and own.label == label else None
 
 
-def plan_removal(
-    source: Storage, destination: Storage, label: Label, policies: Policies, by: Maintainer, *, forget: bool = False
-) -> Removal:
-    """Plan the deletion of a savepoint at its destination. Reads only. `forget` and errors: as `removal.plan`."""
-    planned = removal.plan(label, destination, clock=by.clock, forget=forget)
-    if labels.read_in_source(source, label.label) is None or policies.mode_for(origin_of(source)) is not Mode.OBSERVE:
-        return planned
-    blocked = RefusedAsUnsafe(
-        "the mode of this root is observe, which allows no change of its list of savepoints; nothing was deleted",
-        path=source.url,
-        hint="to allow the change, add --mode snapshots",
-    )
-    return replace(planned, refusals=(blocked, *planned.refusals))
+@dataclass(frozen=True)
+class PlannedRemoval:
+    """The plan to delete the savepoint at `destination`, which may be the location itself."""
+
+    destination: Storage
+    plan: Removal
 
 
-def execute_removal(source: Storage, destination: Storage, planned: Removal) -> None:
-    """Delete a savepoint. Raises as `removal.execute`."""
-    removal.execute(source, destination, planned)
+@dataclass(frozen=True, kw_only=True)
+class Remove(Unleased[PlannedRemoval, None, None]):
+    """Delete the savepoint with this label, or only remove it from the list of its source: `forget`.
+
+    It depends on no other maintainer: no other verb changes a complete savepoint, and the list has one file for each.
+    """
+
+    name = "savepoint"
+    label: Label
+    forget: bool = False
+
+    def plan(self, run: Run) -> PlannedRemoval:
+        """Raises as `removal.plan`."""
+        destination = (
+            run.storage if is_itself(run.storage, self.label.label) else run.open_other(self.label.destination)
+        )
+        return PlannedRemoval(destination, removal.plan(self.label, destination, clock=run.clock, forget=self.forget))
+
+    def refusals(self, run: Run, plan: PlannedRemoval) -> Iterable[StatekeeperError]:
+        return plan.plan.refusals
+
+    def allowed(self, run: Run, plan: PlannedRemoval) -> StatekeeperError | None:
+        is_listed = labels.read_in_source(run.storage, self.label.label) is not None
+        if not is_listed or run.policies.mode_for(origin_of(run.storage)) is not Mode.OBSERVE:
+            return None
+        return RefusedAsUnsafe(
+            "the mode of this root is observe, which allows no change of its list of savepoints; nothing was deleted",
+            path=run.storage.url,
+            hint="to allow the change, add --mode snapshots",
+        )
+
+    def no_rewrite_begun(self, run: Run) -> StatekeeperError | None:
+        return None
+
+    def execute(self, run: Run, plan: PlannedRemoval, work: Work[None]) -> None:
+        """Raises as `removal.execute`."""
+        removal.execute(work.storage, plan.destination, plan.plan)

@@ -1,122 +1,101 @@
-"""Plans, executes and rolls back a switchover between the structures V1 and V2."""
+"""Plans and executes a switchover between the structures V1 and V2."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import RefusedAsUnsafe
-from statekeeper.statestore.base.workers import WORKERS
-from statekeeper.statestore.checkpoint import rewrite_journal
-from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.contents.quiet import require_stopped
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Begun, ProgressCallback, SwitchPlan
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
-from statekeeper.statestore.maintenance.verbs import guards, runs
-from statekeeper.statestore.maintenance.verbs import stopped as stopped_query
+from statekeeper.statestore.maintenance.rewrites.switchover import Begun, Progress, SwitchPlan
+from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
-from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.maintenance.verbs.guards import Maintainer, Refusals
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
+from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
+from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, machine
 
 
-@dataclass(frozen=True)
-class PreparedSwitch:
-    """A switchover plan, and what blocks it: the guards and the refusals of the plan. `spark`: as in `plan`."""
+@dataclass(frozen=True, kw_only=True)
+class Switch(OfStoppedQuery[SwitchPlan]):
+    """Move a checkpoint to the structure `to`, or complete an interrupted switchover. `for_spark`: the release that
+    continues, if the checkpoint does not show it."""
 
-    plan: SwitchPlan
-    policies: Policies
-    spark: Spark | None
-    refusals: Refusals
+    name = "switch"
+    noun, reverses = "a switchover", "rolls it back"
+    to: Structure = option(
+        "Target structure of the checkpoint. Required without --abort.",
+        choices={structure.value: structure for structure in Structure},
+        launch=Structure.V2,
+    )
+    for_spark: Spark | None = option(**FOR_SPARK)
 
-    @property
-    def may_start(self) -> bool:
-        """Return whether the plan has work and nothing blocks it."""
-        return stopped_query.may_start(self)
+    def plan(self, run: Run) -> SwitchPlan:
+        """Raises as `switchover.gather`."""
+        gathered = switchover.gather(run.storage, scratch=run.scratch, policy=policy_of(run.policies))
+        return switchover.plan(gathered, self.to, self.for_spark, workers=run.workers)
 
-
-def plan(
-    storage: Storage,
-    policies: Policies,
-    to: Structure,
-    spark: Spark | None,
-    *,
-    scratch: Path,
-    workers: int = WORKERS,
-    clock: Clock | None = None,
-) -> PreparedSwitch:
-    """Plan the switchover to the structure `to`. Read-only. `spark`: the release that continues, if the checkpoint does not
-    show it. `clock`: of the process that executes it; None for that of the machine. Raises as `switchover.gather`."""
-    gathered = switchover.gather(storage, scratch=scratch, policy=policy_of(policies))
-    planned = switchover.plan(gathered, to, spark, workers=workers)
-    return PreparedSwitch(planned, policies, spark, stopped_query.refusals(storage, policies, planned, clock))
-
-
-def execute(
-    storage: Storage,
-    prepared: PreparedSwitch,
-    by: Maintainer,
-    progress: ProgressCallback,
-    *,
-    run: str,
-    stopped: bool,
-    scratch: Path,
-    workers: int = WORKERS,
-    memory_bytes: int = MEMORY_BYTES,
-) -> PreparedSwitch:
-    """Execute a switchover, or complete an interrupted one. `stopped`: a person confirms that the query is stopped.
-
-    Returns the executed plan, which is made again after the query is verified as stopped. If that plan must not start, no
-    file is changed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; as `runs.switch`.
-    """
-    first = prepared.plan
-
-    def run_plan(ready: PreparedSwitch) -> None:
-        machine = by.machine(scratch=scratch, workers=workers, memory_bytes=memory_bytes)
-        policy = policy_of(ready.policies)
-        runs.switch(storage, ready.plan, progress, run=run, holder=by.holder, machine=machine, policy=policy)
-
-    return stopped_query.execute(
-        storage,
-        prepared,
-        by,
+    def is_confirmed(self, run: Run, plan: SwitchPlan) -> bool:
         # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch
         # looks like one that died in the batch, and would commit in the old structure.
-        stopped=stopped or (first.origin is Origin.OWN and not first.is_in_batch),
-        plan_again=lambda: plan(
-            storage,
-            prepared.policies,
-            first.to,
-            prepared.spark,
-            scratch=scratch,
-            workers=workers,
-            clock=by.clock,
-        ),
-        run=run_plan,
-    )
+        return run.stopped or (plan.origin is Origin.OWN and not plan.is_in_batch)
 
+    def record(self, plan: SwitchPlan) -> list[Json]:
+        return [as_json.of_switch_plan(plan)]
 
-def abort(
-    storage: Storage, policies: Policies, by: Maintainer, progress: ProgressCallback, *, run: str, stopped: bool
-) -> Begun:
-    """Roll back a half-done switchover, and return it. Raises as `execute` and `runs.abort_switch`; `RefusedAsUnsafe` if no
-    switchover is half done."""
-    journal = switchover.open_journal(storage)
-    if journal is None:
-        raise RefusedAsUnsafe(
-            "there is no interrupted switchover to roll back",
-            path=storage.url,
-            hint="to reverse a completed switchover, run switch with --to",
+    def execute(self, run: Run, plan: SwitchPlan, work: Work[Progress]) -> Begun:
+        """Raises as `switchover.execute`."""
+        return switchover.execute(
+            work.storage,
+            plan,
+            work.tell,
+            run=run.id,
+            machine=machine(run),
+            still_held=work.lease.require,
+            policy=policy_of(run.policies),
         )
-    if journal.begun.rewrite is not RewriteKind.SWITCH:
-        rewrite_journal.require_none(storage)
-    guards.require_none(guards.refusals(guards.rewrites(storage, policies)))
-    origin = origin_of(storage)
-    require_stopped(storage, confirmed=stopped or origin is Origin.OWN, clock=by.clock, seconds=by.quiet_seconds)
-    runs.abort_switch(storage, journal, progress, run=run, holder=by.holder, clock=by.clock)
-    return journal.begun
+
+    def report(self, prepared: Prepared[SwitchPlan, Progress, Begun]) -> Report:
+        """Report the step of each store, and how to start the query."""
+        plan = prepared.plan
+        stores = f"{when(plan.batch)}, to {plan.to.value}: {counted(len(plan.stores), 'store')}"
+        lines = (
+            f"reads {plan.read_bytes:,} bytes, writes about {plan.write_bytes:,} bytes; the replays need about "
+            f"{plan.seconds:,.0f} s and at most {plan.local_bytes:,} bytes of local disk",
+            f"{len(plan.first) + len(plan.last):,} files are quarantined; {plan.stays_files:,} files of the old "
+            f"structure, {plan.stays_bytes:,} bytes, are kept so that the switch can be reversed",
+            f"start the query afterwards with {plan.start_with}",
+        )
+        done = f"switched to {plan.to.value}; start the query with {plan.start_with}"
+        if plan.is_there:
+            done = f"the checkpoint already has structure {plan.to.value}: nothing to do"
+        return Report(
+            record={**as_json.of_switch_plan(plan), **({"switched": True} if prepared.is_done else {})},
+            phase=self.phase(prepared, "switched"),
+            facts={"to": plan.to.value, "start_with": plan.start_with},
+            figures={
+                "version": 0 if plan.batch is None else plan.batch + 1,
+                "stores": len(plan.stores),
+                "read_bytes": plan.read_bytes,
+                "write_bytes": plan.write_bytes,
+                "local_bytes": plan.local_bytes,
+                "quarantined_files": len(plan.first) + len(plan.last),
+                "remaining_files": plan.stays_files,
+            },
+            tables=(
+                Table(
+                    "steps",
+                    stores,
+                    ("store", "version", "source", "bytes read", "bytes written"),
+                    [
+                        (step.store, str(step.head.version), step.explained, step.read_bytes, step.write_bytes)
+                        for step in plan.stores
+                    ],
+                ),
+            ),
+            lines=(*self.unfinished(plan), *lines),
+            done=(done,),
+        )

@@ -35,7 +35,7 @@ from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.file_sink import INTERVAL_CONF
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.verbs import Maintainer
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from tests.interop.oracle import is_of_the_machine
 from tests.interop.sequences.model import Entry, History, Moment
 from tests.support.edited_keys import a_key_of

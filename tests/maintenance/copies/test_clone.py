@@ -13,10 +13,10 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.clones import Way
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER

@@ -11,11 +11,11 @@ from statekeeper.statestore.base.errors import RootHeld, SourceChanged
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.records import holds, lease
 from statekeeper.statestore.maintenance.records.holds import Hold
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query

@@ -22,12 +22,12 @@ from statekeeper.statestore.base.errors import (
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies import clones as copies
 from statekeeper.statestore.maintenance.copies.clones import CopyFile, FreshIds
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of, without_leases
 from tests.support.maintainers import MAINTAINER
 from tests.support.s3_server import S3Server

@@ -13,10 +13,10 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.copies.mirrors import Reason
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
 from tests.support.file_sources import read_file, read_files
 from tests.support.maintained_query import maintained_query

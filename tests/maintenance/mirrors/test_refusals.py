@@ -23,9 +23,10 @@ from statekeeper.statestore.base.errors import (
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import mirror_names, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
+from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.clones import FULL, Roots, cloned, made, own, query_of
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
@@ -183,7 +184,7 @@ def test_too_little_space_is_known_before_the_first_byte(disks: Roots, tmp_path:
     place = prepared.gathered.copy.destination_place
     full = replace(place, location=replace(place.location, free=1_000))
     gathered = replace(prepared.gathered, copy=replace(prepared.gathered.copy, destination_place=full))
-    (refusal,) = verbs.mirror.mirrors.plan(gathered, MAINTAINER.ids.fresh()).refusals
+    (refusal,) = mirrors.plan(gathered, MAINTAINER.ids.fresh()).refusals
     assert "1,000 bytes of free space" in str(refusal)
 
 

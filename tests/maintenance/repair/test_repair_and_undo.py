@@ -17,8 +17,8 @@ from statekeeper.statestore.maintenance.rollback.repair import Spark
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
 from statekeeper.statestore.maintenance.upkeep.retention import Rule
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix

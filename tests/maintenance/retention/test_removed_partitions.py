@@ -16,9 +16,8 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.upkeep import retention as verb
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy, Rule
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
-from tests.support import retention
+from tests.support import retention, runs
 from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import all_rows, rescale

@@ -16,8 +16,8 @@ from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy, Rule
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken, TakeSnapshot
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage
+from tests.support import runs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.hosts import column
@@ -33,9 +33,7 @@ def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]
         if isinstance(outcome, StatekeeperError):
             failed.append(action)
 
-    runs.take_snapshots(
-        storage, plan.take, ended, scratch=scratch, holder="a test", clock=SystemClock(), ids=RandomIds()
-    )
+    runs.take_snapshots(storage, plan, ended, scratch=scratch, holder="a test", clock=SystemClock(), ids=RandomIds())
     return failed
 
 

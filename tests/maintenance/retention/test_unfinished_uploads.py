@@ -9,12 +9,12 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import AccessDenied, StorageError
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionFacts, RetentionPlan, Rule
-from statekeeper.statestore.maintenance.verbs import Maintainer
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.retention import AT_ONCE, collect
@@ -152,5 +152,5 @@ def test_the_pass_of_the_command_aborts_uploads(storage: Storage, left: str, s3_
     prepared = verbs.retention.plan(storage, policies, clock=clock, mode=Mode.FULL, everything=True)
     s3_server.next("DELETE", "uploadId", Wire.REFUSE)
     done = verbs.retention.execute(storage, prepared, Maintainer("a test", clock, RandomIds()))
-    assert sum(step.files for step in done.done) == len(prepared.planned.deletions) >= 2
+    assert sum(step.files for step in done) == len(prepared.plan.deletions) >= 2
     assert s3_server.open_uploads(bucket) == 0

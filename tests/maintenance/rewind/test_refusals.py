@@ -20,11 +20,11 @@ from statekeeper.statestore.base.errors import (
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import file_source, logs, names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rollback import rewind
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import made, own
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents

@@ -15,8 +15,8 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites import engine
 from statekeeper.statestore.maintenance.rewrites.engine import Convert
 from statekeeper.statestore.maintenance.rewrites.switchover import Machine
-from statekeeper.statestore.maintenance.verbs import runs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import runs
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.rescales import FOR_SPARK, abort, all_rows
 from tests.support.switching import WRITES, after_the_dead

@@ -25,13 +25,13 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.savepoints.write import FILE_BYTES
 from statekeeper.statestore.maintenance.records import holds, lease
 from statekeeper.statestore.maintenance.records.holds import Hold
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import FULL, Roots, made, own
 from tests.support.commands import statekeeper
 from tests.support.maintained_query import Query

@@ -14,11 +14,11 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.labels import Content, Label
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own, query_of
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix

@@ -11,8 +11,8 @@ import pytest
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.format import savepoint_names
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import FULL, Roots, own
 from tests.support.commands import statekeeper
 from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
@@ -159,5 +159,5 @@ def test_a_savepoint_does_not_get_a_second_label(disks: Roots, tmp_path: Path) -
     stale = verbs.savepoint.plan_files(source, destination, FULL, MAINTAINER, label="second")
     label = kept(source, destination, tmp_path).label
     with pytest.raises(RefusedAsUnsafe, match=r"is the savepoint before of .*the label second was not written"):
-        verbs.savepoint.record_label(source, destination, replace(label, label="second"), stale.clone.mode)
+        verbs.savepoint.record_label(source, destination, replace(label, label="second"), stale.mode)
     assert len(verbs.savepoint.listed(source).labels) == 1

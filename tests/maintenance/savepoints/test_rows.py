@@ -20,10 +20,10 @@ from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import Kind, Storage, open_storage
+from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, own
 from tests.support.counted_state import SCHEMA, changes

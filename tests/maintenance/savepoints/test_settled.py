@@ -11,8 +11,8 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance import verbs
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import verbs
 from tests.support.clones import FULL, Roots, cloned, made, outer_checkpoint, own
 from tests.support.commands import statekeeper
 from tests.support.maintained_query import maintained_query

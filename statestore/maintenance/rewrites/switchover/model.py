@@ -9,7 +9,7 @@ from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.messages import counted
-from statekeeper.statestore.base.workers import WORKERS
+from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.lineage import LoadPlan
 from statekeeper.statestore.checkpoint.origin import Origin
@@ -202,4 +202,4 @@ class Machine:
     ids: Ids
     workers: int = WORKERS
     memory_bytes: int = MEMORY_BYTES
-    process_bytes: int = 16 * 1024 * 1024
+    process_bytes: int = PROCESS_BYTES
