@@ -271,16 +271,19 @@ def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
         return
     if goal.provider is Provider.HDFS_BACKED and goal.structure is Structure.V2:
         yield f"{goal.provider.value} supports only structure V1: omit --structure"
-    if goal.provider is Provider.HDFS_BACKED and facts.stopped.structure is Structure.V2:
+    unsupported = [
+        f"operator {operator.operator} ({operator.name or 'unnamed'}), store {name}: {encoding.what}"
+        + (f": {encoding.hint}" if encoding.hint else "")
+        for operator in facts.operators
+        for name, encoding in operator.encodings.items()
+        if isinstance(encoding, StatekeeperError)
+    ]
+    yield from unsupported
+    if goal.provider is Provider.HDFS_BACKED and facts.stopped.structure is Structure.V2 and not unsupported:
         yield (
             f"{goal.provider.value} supports only structure V1, but the checkpoint has structure V2: first run: "
             "statekeeper switch ROOT --to v1"
         )
-    for operator in facts.operators:
-        for name, encoding in operator.encodings.items():
-            if isinstance(encoding, StatekeeperError):
-                hint = f": {encoding.hint}" if encoding.hint else ""
-                yield f"operator {operator.operator} ({operator.name or 'unnamed'}), store {name}: {encoding.what}{hint}"
 
 
 def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:

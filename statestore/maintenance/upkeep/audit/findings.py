@@ -205,6 +205,7 @@ class Audit:
 
 
 RESTORE = "restore the file from a backup"
+FOR_A_REWIND = f"no action is needed; for a rewind to these batches, {RESTORE}"
 UPGRADE = "upgrade Statekeeper; do not change the file"
 START_JOB = "start the job: it writes the file again"
 REPAIR = "statekeeper repair ROOT --apply --confirm-stopped"

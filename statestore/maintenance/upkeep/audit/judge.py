@@ -101,10 +101,12 @@ def _of_removed(one: View, findings: Iterable[Finding]) -> Iterator[Finding]:
         return
     lost = f"; a rewind to {ranges(one.lost)} is not possible" if one.lost else ""
     for finding in findings:
+        is_of_version = finding.severity is Severity.ERROR and finding.kind in _OF_VERSIONS
         yield replace(
             finding,
             severity=Severity.WARNING,
             meaning=f"no start needs this store, because a rescale removed its partition{lost}",
+            action=actions.FOR_A_REWIND if is_of_version else finding.action,
         )
 
 

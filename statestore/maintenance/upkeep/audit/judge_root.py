@@ -13,8 +13,10 @@ from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.operators import OperatorMetadata
+from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import AuditFacts, is_unknown
 from statekeeper.statestore.maintenance.upkeep.audit.findings import (
+    FOR_A_REWIND,
     REPAIR,
     RESTORE,
     START_JOB,
@@ -52,7 +54,7 @@ def _of_commits(facts: AuditFacts, start: Restart) -> Iterator[Finding]:
             names.commits(first),
             many,
             _no_rewind(first, last, start),
-            f"no action is needed; for a rewind to these batches, {RESTORE}",
+            FOR_A_REWIND,
             Severity.WARNING,
         )
     for batch, bad in commits.items():
@@ -126,7 +128,7 @@ def way_to(facts: AuditFacts, batch: int) -> Way | None:
     """Return how the query can start after a committed batch, as far as its logs decide; None if it cannot."""
     logs, newest = facts.logs, max(facts.logs.commits)
     offsets = logs.offsets_readable.get(batch)
-    if offsets is not None and restart.is_rebuilt(offsets):
+    if (offsets is not None and restart.is_rebuilt(offsets)) or _is_before_a_switchover(facts, batch):
         return None
     lost = without_offsets(facts)
     return restart.way(
@@ -137,6 +139,14 @@ def way_to(facts: AuditFacts, batch: int) -> Way | None:
         needed_from=[first for _, first in logs.lost_entries],
         origin=facts.root.origin,
     )
+
+
+def _is_before_a_switchover(facts: AuditFacts, batch: int) -> bool:
+    """Return whether a switchover after a batch has changed the structure: `rewind` then rejects the batch."""
+    readable = facts.logs.readable
+    if facts.root.provider is Provider.HDFS_BACKED or batch not in readable:
+        return False
+    return readable[max(readable)].structure is not readable[batch].structure
 
 
 def _logged(facts: AuditFacts) -> frozenset[int]:
@@ -222,7 +232,7 @@ def _of_one_offsets(
         # A start after a batch also reads the offsets before it.
         after = last if facts.root.origin is Origin.OWN else last + 1
         meaning = _no_rewind(first, min(after, newest - 1), start) if first < newest else start.explained
-        return Severity.WARNING, meaning, f"no action is needed; for a rewind to these batches, {RESTORE}"
+        return Severity.WARNING, meaning, FOR_A_REWIND
     is_edited = batch in logs.offsets_read and batch in logs.offsets and _is_edited(logs.offsets_read[batch])
     reads = "the settings of its newest offsets" if is_edited else "the newest offsets and those of the batch before"
     meaning = f"the query cannot start{' or loses state' if is_edited else ''}: it uses {reads}; {start.explained}"
