@@ -179,6 +179,7 @@ class Begun:
     options     of an edit, a load and a schema evolution: the arguments of the command that name the goal
     rows        a digest of the rows or of the changes of columns that the options name
     watermark_ms  of a load: the watermark with which the query continues; None for others
+    late_watermark_ms  of a load: the watermark that decides which rows of the next batch are late; None if unknown
     schemas     of a schema evolution: the changed value schemas
     """
 
@@ -198,6 +199,7 @@ class Begun:
     options: tuple[str, ...] = ()
     rows: str = ""
     watermark_ms: int | None = None
+    late_watermark_ms: int | None = None
     schemas: Schemas = field(default_factory=dict)
 
     @property
@@ -399,6 +401,7 @@ def begin(storage: Storage, begun: Begun) -> None:
         **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
         **({"options": begun.options, "rows": begun.rows} if begun.rewrite in _OF_CHANGED_STORES or begun.rows else {}),
         **({} if begun.watermark_ms is None else {"watermark_ms": begun.watermark_ms}),
+        **({} if begun.late_watermark_ms is None else {"late_watermark_ms": begun.late_watermark_ms}),
         **({"schemas": {name: asdict(one) for name, one in begun.schemas.items()}} if begun.schemas else {}),
     }
     body = {
@@ -532,6 +535,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
             options=tuple(str(option) for option in body.get("options", ())),
             rows=str(body.get("rows", "")),
             watermark_ms=None if body.get("watermark_ms") is None else count(body["watermark_ms"]),
+            late_watermark_ms=None if body.get("late_watermark_ms") is None else count(body["late_watermark_ms"]),
             schemas=parse_schemas(body.get("schemas"), path) if is_evolution else {},
         )
     except BAD_VALUES as error:

@@ -114,7 +114,7 @@ def test_progress_counts_the_rows_that_are_verified_and_read(pair: tuple[Storage
 
 
 @pytest.mark.parametrize("watermark_ms", [0, 4_000_000_000_000])
-def test_the_watermark_of_the_savepoint_becomes_that_of_the_query(watermark_ms: int, tmp_path: Path) -> None:
+def test_the_watermarks_of_the_savepoint_become_those_of_the_query(watermark_ms: int, tmp_path: Path) -> None:
     archive = FIXTURES / "spark-4.2.0-v1-windows-lzf.zip"
     source = open_storage(str(unpacked(archive, tmp_path / "source")))
     batch = catalog.newest_batch(source)
@@ -122,12 +122,16 @@ def test_the_watermark_of_the_savepoint_becomes_that_of_the_query(watermark_ms: 
     storage = open_storage(str(unpacked(archive, tmp_path / "target")))
     path = names.commits(batch)
     saved = logs.parse_commit(source.read(path), path)
-    assert saved.next_watermark_ms > 0
+    late_ms, path_of_offsets = saved.next_watermark_ms - 60_000, names.offsets(batch)
+    lower = logs.with_confs(
+        source.read(path_of_offsets).decode(), path_of_offsets, {}, watermark_ms=late_ms, lowers=True
+    )
+    source.replace(path_of_offsets, lower)
     storage.replace(path, logs.encode_commit(replace(saved, next_watermark_ms=watermark_ms)))
     load(storage, savepoint(source, tmp_path / "savepoint"), tmp_path / "scratch")
     commit, offsets = names.commits(batch + 1), names.offsets(batch + 1)
     assert logs.parse_commit(storage.read(commit), commit).next_watermark_ms == saved.next_watermark_ms
-    assert logs.parse_offsets(storage.read(offsets), offsets).watermark_ms == saved.next_watermark_ms
+    assert logs.parse_offsets(storage.read(offsets), offsets).watermark_ms == late_ms
 
 
 def test_an_undo_restores_the_former_state_until_the_query_has_begun_a_batch(

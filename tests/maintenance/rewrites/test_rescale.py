@@ -103,6 +103,21 @@ def test_no_file_of_the_query_is_changed(archive: Path, tmp_path: Path) -> None:
     assert (_with_ids(storage) == set()) is (archive is V1)
 
 
+def test_the_appended_batch_has_the_watermarks_of_the_newest_one(tmp_path: Path) -> None:
+    """That in the offsets decides which rows of the next batch are late, and from where Spark evicts rows of a join."""
+    storage = opened(FIXTURES / "spark-4.2.0-v1-windows-lzf.zip", tmp_path)
+    batch = catalog.newest_batch(storage)
+    assert batch is not None
+    commit, path = names.commits(batch), names.offsets(batch)
+    next_ms = logs.parse_commit(storage.read(commit), commit).next_watermark_ms
+    late_ms = next_ms - 60_000
+    storage.replace(path, logs.with_confs(storage.read(path).decode(), path, {}, watermark_ms=late_ms, lowers=True))
+    rescale(storage, 3, tmp_path / "scratch")
+    commit, path = names.commits(batch + 1), names.offsets(batch + 1)
+    assert logs.parse_commit(storage.read(commit), commit).next_watermark_ms == next_ms
+    assert logs.parse_offsets(storage.read(path), path).watermark_ms == late_ms
+
+
 def test_maintenance_and_a_switch_follow_a_rescale_and_its_rewind(tmp_path: Path) -> None:
     checkpoint = unpacked(V1, tmp_path)
     storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)

@@ -38,6 +38,7 @@ class RowsFacts:
     finished   the stores that an earlier run has finished
     is_whole   the destination has a manifest, and all its files
     watermark_ms   the watermark with which the query continues after the batch
+    late_watermark_ms  the watermark of the batch: it decides which rows of the next batch are late
     """
 
     copied: CloneFacts
@@ -48,6 +49,7 @@ class RowsFacts:
     finished: Mapping[StorePath, StoreRows]
     is_whole: bool
     watermark_ms: int
+    late_watermark_ms: int
 
 
 def gather(source: Storage, destination: Storage, *, batch: int | None = None, stopped: bool = False) -> RowsFacts:
@@ -69,7 +71,7 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         operator: catalog.operator_at(source, operator, copied.batch)
         for operator in sorted({operator for operator, _ in layouts})
     }
-    commit = checkpoint_names.commits(copied.batch)
+    commit, offsets = checkpoint_names.commits(copied.batch), checkpoint_names.offsets(copied.batch)
     manifest = read_or_none(destination, names.MANIFEST) if names.MANIFEST in copied.existing else None
     return RowsFacts(
         copied=copied,
@@ -80,4 +82,5 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
         finished=read_finished(destination, contents.stores, copied.existing),
         is_whole=manifest is not None and is_whole(manifest, copied.existing),
         watermark_ms=logs.parse_commit(source.read(commit), commit).next_watermark_ms,
+        late_watermark_ms=logs.parse_offsets(source.read(offsets), offsets).watermark_ms,
     )

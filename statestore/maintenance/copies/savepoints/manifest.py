@@ -50,6 +50,7 @@ def encode_manifest(
         "origin": gathered.contents.origin.value,
         "query_id": planned.query_id,
         "watermark_ms": gathered.watermark_ms,
+        "late_watermark_ms": gathered.late_watermark_ms,
         "key_groups": None if bound is None else bound.key_groups,
         "spark": [spark.value for spark in gathered.contents.conf.written_by],
         "begun_at": datetime.fromtimestamp(planned.begun.begun_at_ms / 1000, UTC).isoformat().replace("+00:00", "Z"),

@@ -87,6 +87,7 @@ class Saved:
 
     batch         the batch of the source
     watermark_ms  the watermark with which the source continued after the batch
+    late_watermark_ms  the watermark of the batch, which decides which rows of the next one are late; None if unknown
     key_groups    of an own root; None for a native checkpoint
     identity      a digest of the manifest
     """
@@ -95,6 +96,7 @@ class Saved:
     batch: int
     origin: Origin
     watermark_ms: int
+    late_watermark_ms: int | None
     key_groups: int | None
     tables: tuple[SavedTable, ...]
     identity: str
@@ -170,6 +172,7 @@ def _saved(body: dict[str, Any], url: str, identity: str) -> Saved:
         batch=count(body["batch"]),
         origin=Origin(body["origin"]),
         watermark_ms=count(body["watermark_ms"]),
+        late_watermark_ms=None if "late_watermark_ms" not in body else count(body["late_watermark_ms"]),
         key_groups=None if body["key_groups"] is None else count(body["key_groups"]),
         tables=tables,
         identity=identity,

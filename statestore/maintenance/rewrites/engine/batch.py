@@ -116,5 +116,6 @@ def _offsets(newest: str, begun: Begun) -> bytes:
         confs[SHUFFLE_PARTITIONS] = str(begun.partitions)
     if begun.watermark_ms is not None:
         # A load restores the watermark of its savepoint, also if that is lower.
-        return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=begun.watermark_ms, lowers=True)
+        late = begun.watermark_ms if begun.late_watermark_ms is None else begun.late_watermark_ms
+        return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=late, lowers=True)
     return with_confs(newest, names.offsets(begun.batch), confs)

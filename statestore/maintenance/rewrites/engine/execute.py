@@ -175,6 +175,7 @@ def _begin(storage: Storage, planned: RewritePlan, run: str, machine: Machine) -
         options=() if source is None else source.options,
         rows="" if source is None else source.digest,
         watermark_ms=None if planned.load is None else planned.load.saved.watermark_ms,
+        late_watermark_ms=None if planned.load is None else planned.load.saved.late_watermark_ms,
         schemas=planned.schemas,
     )
     journal.begin(storage, begun)

@@ -70,10 +70,12 @@ def _after(begun: Begun) -> dict[str, bytes]:
 def _offsets(text: str, path: str, begun: Begun) -> bytes:
     """Return the offsets of the newest batch. Their watermark decides which rows of the next batch are late.
 
-    A load restores the watermark of its savepoint in the commit. If that is lower, it is lowered here, too.
+    A load restores that of its savepoint. If the savepoint does not contain it, it is lowered to that of the commit.
     """
     confs = {SHUFFLE_PARTITIONS: str(begun.partitions)}
     if begun.watermark_ms is None:
         return with_confs(text, path, confs)
-    watermark_ms = min(begun.watermark_ms, parse_offsets(text.encode(), path).watermark_ms)
-    return with_confs(text, path, confs, watermark_ms=watermark_ms, lowers=True)
+    late = begun.late_watermark_ms
+    if late is None:
+        late = min(begun.watermark_ms, parse_offsets(text.encode(), path).watermark_ms)
+    return with_confs(text, path, confs, watermark_ms=late, lowers=True)
