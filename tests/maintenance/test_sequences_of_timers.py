@@ -217,12 +217,11 @@ def test_a_load_restores_the_watermark_of_the_savepoint_and_its_undo_that_of_the
     source, target = Ran(tmp_path / "source"), Ran(tmp_path / "target")
     source.grow(batches)
     target.grow(4)
-    late, following = watermarks(target.storage, 3)
+    before = watermarks(target.storage, 3)
     run = load(target.storage, savepoint(source.storage, source.another()), target.another())
-    saved = watermarks(source.storage, batches - 1)[1]
-    assert watermarks(target.storage, 3) == (min(late, saved), saved)
+    assert watermarks(target.storage, 3) == watermarks(source.storage, batches - 1) != before
     undo(target.storage, run)
-    assert watermarks(target.storage, 3) == (late, following)
+    assert watermarks(target.storage, 3) == before
 
 
 def watermarks(storage: Storage, batch: int) -> tuple[int, int]:
