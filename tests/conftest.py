@@ -93,7 +93,7 @@ def delta_session(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     # Imported on demand: the tests of the library run without Spark.
     from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 
-    units.require_no_other(pytestconfig, units.SPARK_SESSION)
+    units.require_room_for(pytestconfig, units.SPARK_SESSION, most=units.MOST_SPARK_SESSIONS)
     # Code is generated and compiled for each query: with these few rows, it costs a third of the time.
     conf = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.wholeStage": "false"}
     session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf, packages=S3A_PACKAGES)

@@ -20,6 +20,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SPARK_SESSION = "one Spark session"
+MOST_SPARK_SESSIONS = 2
+"""The tests of Spark are as long as all others, so those of queries and those of jobs each have a session."""
 SPARK_JOBS = "Spark jobs"
 _PLUGIN = "units of tests"
 _FIRST = (
@@ -42,7 +44,8 @@ _FIRST = (
 def unit_of(item: pytest.Item) -> str:
     """Return the name of the tests that one worker runs. A single test has its id."""
     if "delta_session" in getattr(item, "fixturenames", ()):
-        return SPARK_SESSION
+        is_of_queries = item.nodeid.startswith("tests/interop/")
+        return f"{SPARK_SESSION} for {'queries' if is_of_queries else 'jobs'}"
     if item.get_closest_marker("spark"):
         return SPARK_JOBS
     group = item.get_closest_marker("xdist_group")
@@ -125,12 +128,12 @@ def register(config: pytest.Config) -> None:
         config.pluginmanager.register(_Units(), _PLUGIN)
 
 
-def require_no_other(config: pytest.Config, unit: str) -> None:
-    """Fail if another worker that is alive has begun this unit."""
+def require_room_for(config: pytest.Config, unit: str, *, most: int) -> None:
+    """Fail if as many other workers that are alive have begun a unit of this kind."""
     plugin = config.pluginmanager.getplugin(_PLUGIN)
     if not isinstance(plugin, _OfWorker):
         return
-    place = plugin.place.with_name(f"{unit}.worker")
-    if place.exists() and Path("/proc", place.read_text()).exists():
-        pytest.fail(f"two workers run parts of {unit!r}: the tests are not distributed as units")
-    place.write_text(str(os.getpid()))
+    begun = [path.read_text() for path in plugin.place.parent.glob(f"{unit}.*.worker")]
+    if len([pid for pid in begun if Path("/proc", pid).exists()]) >= most:
+        pytest.fail(f"more than {most} workers run parts of {unit!r}: the tests are not distributed as units")
+    plugin.place.with_name(f"{unit}.{os.getpid()}.worker").write_text(str(os.getpid()))
