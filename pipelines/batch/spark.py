@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statekeeper.statestore.base import errors
 from statekeeper.statestore.base.errors import StatekeeperError
 
-_FROM_WORKER = re.compile(r"statestore\.errors\.(?P<name>[A-Za-z]+): (?P<text>.*)")
+_FROM_WORKER = re.compile(rf"{re.escape(errors.__name__)}\.(?P<name>[A-Za-z]+): (?P<text>.*)")
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
 FOREIGN_BLOCK = "statekeeper: rows of an attempt that was not chosen"
 """Message that the check of the operator's output raises inside Spark."""
