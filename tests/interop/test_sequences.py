@@ -1,4 +1,4 @@
-"""Ten sequences of verbs on real checkpoints, with Spark as the oracle. `make sequences` plays hundreds."""
+"""Four sequences of verbs on real checkpoints, with Spark as the oracle. `make sequences` plays hundreds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.support.twins import forgetful
 
 pytestmark = pytest.mark.spark
 
-SEEDS = (8, 35, 36, 63, 108, 124, 154, 173, 227, 240)
-"""Together they have each verb, both structures, both providers, a file sink, a kill, damages, and jobs of both layouts."""
+SEEDS = (8, 63, 154, 227)
+"""A few seeds of many: `make nightly` plays others each night."""
 
 
 @pytest.fixture(scope="module")
