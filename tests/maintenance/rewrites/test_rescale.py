@@ -18,7 +18,7 @@ from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows
 from tests.support.rescales import FOR_SPARK, abort, all_rows, planned, rescale
-from tests.support.switching import WRITES
+from tests.support.switching import WRITES, after_the_dead
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
 
@@ -209,7 +209,7 @@ def test_a_row_in_another_partition_than_its_key_says_stops_the_rescale(processe
         rescale(storage, 5, tmp_path, processes=processes)
     assert getattr(raised.value, "code", None) == "unknown_partitioning"
     assert "state/0/" in str(raised.value)
-    abort(storage)
+    abort(storage, clock=after_the_dead())
     assert rewrite_journal.open_journal(storage) is None
 
 
@@ -226,6 +226,28 @@ def test_a_half_done_rescale_blocks_other_verbs_and_other_goals(tmp_path: Path) 
     statekeeper("switch", root, "--abort", "--confirm-stopped", exit_code=13)
     with pytest.raises(HalfSwitched):
         rewrite_journal.require_none(storage)
+
+
+def test_a_rescale_that_a_former_release_left_before_its_end_is_reversed(tmp_path: Path) -> None:
+    """It wrote the next watermark into the offsets of the appended batch."""
+    storage = opened(FIXTURES / "spark-4.2.0-v1-windows-lzf.zip", tmp_path)
+    batch = catalog.newest_batch(storage)
+    assert batch is not None
+    next_ms = logs.parse_commit(storage.read(names.commits(batch)), names.commits(batch)).next_watermark_ms
+    path, appended = names.offsets(batch), names.offsets(batch + 1)
+    _set_watermark(storage, path, next_ms - 60_000)
+    rows = all_rows(storage.url.removeprefix("file://"))
+    _die_before(storage, "ended", tmp_path)
+    _set_watermark(storage, appended, next_ms)
+    abort(storage, clock=after_the_dead())
+    assert catalog.newest_batch(storage) == batch
+    assert not storage.stat(appended)
+    assert all_rows(storage.url.removeprefix("file://")) == rows
+
+
+def _set_watermark(storage: Storage, path: str, watermark_ms: int) -> None:
+    text = storage.read(path).decode()
+    storage.replace(path, logs.with_confs(text, path, {}, watermark_ms=watermark_ms, lowers=True))
 
 
 def test_in_structure_v1_no_query_can_start_before_the_rescale_ends(tmp_path: Path) -> None:

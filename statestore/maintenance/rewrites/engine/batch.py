@@ -49,7 +49,8 @@ def is_appended(storage: Storage, begun: Begun) -> bool:
     if read_or_none(storage, names.commits(begun.batch + 1)) != _commit(begun):
         return False
     offsets = read_or_none(storage, names.offsets(begun.batch + 1))
-    return offsets is None or offsets == _offsets(storage.read(names.offsets(begun.batch)).decode(), begun)
+    newest = storage.read(names.offsets(begun.batch)).decode()
+    return offsets in (None, _offsets(newest, begun), _offsets_of_former_releases(newest, begun))
 
 
 def _create(storage: Storage, path: str, body: bytes) -> None:
@@ -119,3 +120,12 @@ def _offsets(newest: str, begun: Begun) -> bytes:
         late = begun.watermark_ms if begun.late_watermark_ms is None else begun.late_watermark_ms
         return with_confs(newest, names.offsets(begun.batch), confs, watermark_ms=late, lowers=True)
     return with_confs(newest, names.offsets(begun.batch), confs)
+
+
+def _offsets_of_former_releases(newest: str, begun: Begun) -> bytes:
+    """Return the offsets that former releases wrote, with the next watermark, so that their rewrites can be reversed."""
+    path = names.offsets(begun.batch)
+    next_ms = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch)).next_watermark_ms
+    if begun.watermark_ms is not None:
+        return with_confs(_offsets(newest, begun).decode(), path, {}, watermark_ms=begun.watermark_ms, lowers=True)
+    return with_confs(_offsets(newest, begun).decode(), path, {}, watermark_ms=next_ms)
