@@ -3,7 +3,7 @@
     python -m tests.nightly --hours 8 [--only PART ...] [--fresh]
 
 Each part has a share of the hours. What a part does not use goes to the parts after it. A part whose time is over is
-stopped, and the same command continues there as long as the commit is the same. Parts that play seeds go on with new seeds
+stopped, and the same command continues there as long as the commit is the same. Parts that play seeds continue with new seeds
 on the next night. The exit code is 1 if anything failed. `var/nightly/` keeps the table, and the output of each part.
 
 With `-p tests.nightly`, this module is also a plugin of pytest. It records results, and starts no test after the deadline.
@@ -173,7 +173,7 @@ class Night:
 
     @classmethod
     def opened(cls, folder: Path, commit: str, parts: Sequence[Part], *, fresh: bool) -> Night:
-        """The night that goes on, or a new one if these parts have ended or were run on another commit."""
+        """Return the unfinished night, or a new one if these parts have ended or were run on another commit."""
         place = folder / "night.json"
         if not place.exists():
             return cls(commit)
@@ -194,7 +194,7 @@ class Night:
         lines = [line.format("part", "cases", "passed", "failed", "skipped", "seconds", "")]
         total = Row(seconds=0.0)
         for name, row in self.rows.items():
-            note = "" if row.ended else "goes on with the next call"
+            note = "" if row.ended else "the next call continues it"
             numbers = (row.cases, row.passed, row.failed, sum(row.skipped.values()), round(row.seconds))
             lines.append(line.format(name, *numbers, note).rstrip())
             lines += [f"    {number} skipped: {why}" for why, number in sorted(row.skipped.items())]
@@ -398,7 +398,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a result as soon as it is known. With several workers, only the process that controls them is told of all."""
+    """Record a result as soon as it is known. With several workers, only the process that controls them gets all results."""
     place = _results()
     if place is None or "PYTEST_XDIST_WORKER" in os.environ:
         return

@@ -74,7 +74,7 @@ def test_a_part_that_takes_too_long_is_stopped_and_goes_on_with_the_next_call(tm
     assert time.monotonic() - begun < 30
     assert night.rows["long"].cases == 1
     assert not night.rows["long"].ended
-    assert "goes on with the next call" in night.table()
+    assert "the next call continues it" in night.table()
     assert Night.opened(tmp_path, "a commit", [sleeps], fresh=False).rows == night.rows
     assert Night.opened(tmp_path, "a commit", [sleeps], fresh=True).rows == {}
 

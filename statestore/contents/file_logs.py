@@ -30,7 +30,8 @@ def verify(sink: Storage, log: Mapping[LogEntry, Entry], needed: Iterable[LogEnt
 
 
 def require_no_later(sink: Storage, entries: Iterable[LogEntry], batch: int, of: str, way_out: str) -> None:
-    """Require that the log has no entry after a batch. `of`: the batch in words; `way_out`: if the sink is the right one.
+    """Require that the log has no entry after a batch. `of`: describes the batch in the error. `way_out`: its hint, for a
+    sink that does belong to the query.
     Raises `RefusedAsUnsafe`."""
     newest = max(entries, default=None)
     if newest is not None and newest.batch > batch:

@@ -398,7 +398,7 @@ VERBS: dict[str, Callable[[Path], Crashing]] = {
     "evolve": evolving(),
     "undo of an evolution": evolving(of_undo=True),
 }
-"""By name."""
+"""Name of the rewrite, as in the ids of the tests -> the rewrite."""
 
 
 def _require_half_done(storage: Storage, case: object) -> None:

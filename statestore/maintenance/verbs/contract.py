@@ -295,7 +295,7 @@ def perform(
 
 
 def _starts(prepared: Prepared[P, S, R]) -> bool:
-    """Return whether the execution goes on, or returns the plan. Raises the first refusal."""
+    """Return whether the plan is to be executed; if not, `perform` returns it. Raises the first refusal."""
     verb = prepared.verb
     if not verb.has_work(prepared.plan) or (prepared.own and verb.shows_refused_plans):
         return False

@@ -172,7 +172,7 @@ def require_same(
 ) -> None:
     """Read a published snapshot back into the new directory `path`, and compare its keys and values with `digest`.
 
-    `at_hand`: local copies of its tables, by name in storage. `digest_of`: returns the digest of a
+    `at_hand`: name of a table in storage -> its local copy, which is not fetched. `digest_of`: returns the digest of a
     database, in place of `Database.digest`; it may close the database, so that another process can open it.
     Raises `CorruptFile` if they differ.
     """
