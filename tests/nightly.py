@@ -3,7 +3,7 @@
     python -m tests.nightly --hours 8 [--only PART ...] [--fresh]
 
 Each part has a share of the hours. What a part does not use goes to the parts after it. A part whose time is over is
-stopped, and the same command continues there as long as the commit is the same. Parts that play seeds continue with new seeds
+stopped, and the same command continues there as long as the commit is the same. Parts that play seeds get new seeds
 on the next night. The exit code is 1 if anything failed. `var/nightly/` keeps the table, and the output of each part.
 
 With `-p tests.nightly`, this module is also a plugin of pytest. It records results, and starts no test after the deadline.
@@ -398,7 +398,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a result as soon as it is known. With several workers, only the process that controls them gets all results."""
+    """Record a result as soon as it is known. With several workers, only their controlling process gets all results."""
     place = _results()
     if place is None or "PYTEST_XDIST_WORKER" in os.environ:
         return
