@@ -162,7 +162,7 @@ class BatchDriver:
                 raise StopWanted(f"batch {batch} was not started: the query is stopping")
             self._run(rows, batch)
         except Exception as error:
-            self.failure = named(error) or error
+            self.failure = named(error, self._storage.url) or error
             if not isinstance(self.failure, StatekeeperError | StopWanted):
                 raise
             _LOG.debug("batch %d failed", batch, exc_info=error)

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeeper.statestore.base import errors
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import with_root
 
 _FROM_WORKER = re.compile(rf"{re.escape(errors.__name__)}\.(?P<name>[A-Za-z]+): (?P<text>.*)")
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
@@ -19,15 +20,16 @@ FOREIGN_BLOCK = "statekeeper: rows of an attempt that was not chosen"
 """Message that the check of the operator's output raises inside Spark."""
 
 
-def named(error: BaseException) -> StatekeeperError | None:
-    """Return the library's error inside a Spark exception. An error of a worker arrives as the text of its traceback."""
+def named(error: BaseException, root: str = "") -> StatekeeperError | None:
+    """Return the library's error inside a Spark exception. An error of a worker arrives as the text of its traceback. Its
+    commands get the URL of the state root, `root`, which the worker's code may not know."""
     if isinstance(error, StatekeeperError):
         return error
     found = list(_FROM_WORKER.finditer(str(error)))
     kind = getattr(errors, found[-1]["name"], None) if found else None
     if not (isinstance(kind, type) and issubclass(kind, StatekeeperError)):
         return None
-    return kind(found[-1]["text"].strip())
+    return kind(with_root(found[-1]["text"].strip(), root))
 
 
 def output_is_unreadable(error: BaseException) -> bool:
