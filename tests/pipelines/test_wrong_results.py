@@ -216,7 +216,8 @@ def test_a_typed_error_survives_sparks_traceback(task):
     task.returned, _ = GARBAGE["numbers for texts"]
     with pytest.raises(WrongResult) as refused:
         task.run()
-    text = f"Traceback\n  File x\nstatestore.errors.WrongResult: {refused.value}\n\tat java.lang.Thread.run"
+    name = f"{WrongResult.__module__}.{WrongResult.__qualname__}"
+    text = f"Traceback\n  File x\n{name}: {refused.value}\n\tat java.lang.Thread.run"
     found = named(RuntimeError(text))
     assert isinstance(found, WrongResult)
     assert "return the declared columns: key: int64, label: string" in str(found)
