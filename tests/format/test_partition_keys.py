@@ -1,5 +1,5 @@
 """Which key columns place a row, and the cases in which that is unknown. The rows of Spark's own checkpoints are in
-`tests/test_sparks_partitions.py`."""
+`tests/format/test_sparks_partitions.py`."""
 
 from __future__ import annotations
 

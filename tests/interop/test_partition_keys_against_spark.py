@@ -1,6 +1,6 @@
 """Spark runs each operator with keys of several columns and types, and the rule places each row where Spark put it.
 
-`tests/test_sparks_partitions.py` does the same with checkpoints that Spark wrote before.
+`tests/format/test_sparks_partitions.py` does the same with checkpoints that Spark wrote before.
 """
 
 from __future__ import annotations

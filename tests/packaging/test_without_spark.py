@@ -16,7 +16,11 @@ sys.exit(pytest.main(["-q", "-rs", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 
 def test_without_pyspark_only_the_test_modules_that_import_it_are_skipped() -> None:
-    files = ["tests/test_lineage.py", "tests/maintenance/test_config.py", "tests/maintenance/rewrites/test_convert.py"]
+    files = [
+        "tests/checkpoint/test_lineage.py",
+        "tests/maintenance/verbs/test_config.py",
+        "tests/maintenance/rewrites/engine/test_convert.py",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_SPARK, *files], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )

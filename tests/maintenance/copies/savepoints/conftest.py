@@ -1,0 +1,5 @@
+"""Roots to save from and to."""
+
+from tests.maintenance.copies.clones.conftest import disks, roots
+
+__all__ = ["disks", "roots"]

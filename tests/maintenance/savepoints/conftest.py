@@ -1,5 +1,0 @@
-"""Roots to save from and to."""
-
-from tests.maintenance.copies.conftest import disks, roots
-
-__all__ = ["disks", "roots"]
