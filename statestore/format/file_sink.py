@@ -47,18 +47,21 @@ class NextEntry:
 
     needed    the entries from the newest compaction on: a reader needs all of them
     interval  batches from one compaction to the next
-    is_known  whether entries show the interval; otherwise it may also be `entry.batch + 1`
     """
 
     entry: LogEntry
     needed: tuple[LogEntry, ...]
     interval: int
-    is_known: bool
 
     @property
     def sources(self) -> tuple[LogEntry, ...]:
         """The entries whose lines the entry repeats."""
         return self.needed if self.entry.is_compacted else ()
+
+    @property
+    def sets_interval(self) -> bool:
+        """Whether the entry is the first compaction: Spark derives the interval from it, not from its conf."""
+        return self.entry.is_compacted and not any(entry.is_compacted for entry in self.needed)
 
 
 def parse_entry(path: str) -> LogEntry | None:
@@ -82,7 +85,7 @@ def next_entry(entries: Iterable[LogEntry], batch: int, url: str) -> NextEntry:
             path=f"{url}/{LOG}",
             hint="give the `path` of the sink with --file-sink",
         )
-    interval, is_known = _interval([entry.batch for entry in found if entry.is_compacted], batch, url)
+    interval = _interval([entry.batch for entry in found if entry.is_compacted], batch, url)
     newest = batch - 1
     needed = tuple(_named(number, interval) for number in range(_newest_compaction(newest, interval), batch))
     missing = next((entry for entry in needed if entry not in found), None)
@@ -93,7 +96,7 @@ def next_entry(entries: Iterable[LogEntry], batch: int, url: str) -> NextEntry:
             hint="make sure that --file-sink is the `path` of the sink of this query. If it is, restore the file from a "
             "backup. If an earlier rescale ran without --file-sink, first rewind the query to the batch before the rescale",
         )
-    return NextEntry(_named(batch, interval), needed, interval, is_known)
+    return NextEntry(_named(batch, interval), needed, interval)
 
 
 def kept_entries(entries: Iterable[LogEntry], batch: int, url: str) -> tuple[LogEntry, ...]:
@@ -133,22 +136,22 @@ def require_entry(head: bytes, last: bytes, path: str) -> None:
         )
 
 
-def _interval(compacted: list[int], batch: int, url: str) -> tuple[int, bool]:
-    """Return the interval that Spark uses from `batch` on, and whether the entries show it."""
+def _interval(compacted: list[int], batch: int, url: str) -> int:
+    """Return the interval that Spark uses from `batch` on."""
     if not compacted:
-        # No earlier batch was a compaction, so the interval is larger than the number of batches. Spark derives it from the
-        # first compacted file. So with ten batches or more, a compacted file is right whatever the conf is.
-        return max(DEFAULT_INTERVAL, batch + 1), batch + 1 >= DEFAULT_INTERVAL
+        # The log does not show the conf of the query: the entry of this batch is compacted or not. Spark derives the interval
+        # from the first compacted file. So a compacted file is right whatever the conf is.
+        return batch + 1
     *earlier, newest = sorted(compacted)
     if earlier:
         interval = newest - earlier[-1]
         if (newest + 1) % interval == 0:
-            return interval, True
+            return interval
     else:
         # One file: the first compaction, or the only one that was not deleted. Spark derives the interval from its conf.
         first, derived = newest + 1, _derived(DEFAULT_INTERVAL, newest)
         if _named(batch, first) == _named(batch, derived):
-            return first, True
+            return first
     raise RefusedAsUnsafe(
         f"the compacted entries {', '.join(map(str, sorted(compacted)))} do not show the compaction interval of the sink, "
         f"so the name of the entry of batch {batch} is unknown; nothing was changed",

@@ -52,7 +52,7 @@ def test_the_entry_of_a_batch_between_compactions_is_plain_and_needs_all_since_t
     assert found.entry == LogEntry(12)
     assert found.needed == (LogEntry(9, is_compacted=True), LogEntry(10), LogEntry(11))
     assert found.sources == ()
-    assert found.is_known
+    assert not found.sets_interval
 
 
 def test_the_entry_of_a_compaction_repeats_all_since_the_one_before() -> None:
@@ -62,10 +62,13 @@ def test_the_entry_of_a_compaction_repeats_all_since_the_one_before() -> None:
     assert following(9).sources == tuple(LogEntry(batch) for batch in range(9))
 
 
-def test_the_interval_before_the_first_compaction_is_sparks_default() -> None:
-    assert following(8).entry == LogEntry(8)
-    assert not following(8).is_known
-    assert following(9).is_known
+def test_before_the_first_compaction_the_entry_is_compacted_and_sets_the_interval() -> None:
+    for batch in (1, 2, 8, 9, 30):
+        found = following(batch, interval=100)
+        assert found.entry == LogEntry(batch, is_compacted=True)
+        assert found.sources == tuple(log(batch, interval=100))
+        assert found.interval == batch + 1
+        assert found.sets_interval
 
 
 @given(st.integers(1, 80), st.integers(1, 40))
@@ -76,8 +79,8 @@ def test_the_name_is_the_one_that_spark_expects_whatever_the_conf(batches: int, 
         return  # see the test of an interval that cannot be known
     found = following(batches, interval)
     is_expected = found.entry.is_compacted == ((batches + 1) % interval == 0)
-    defines = compacted == 0 and found.entry.is_compacted and batches + 1 >= 10
-    assert is_expected or defines or not found.is_known
+    assert is_expected or found.sets_interval
+    assert found.sets_interval == (compacted == 0)
 
 
 def test_an_interval_that_cannot_be_known_is_rejected() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.statestore.format.file_sink import EMPTY, LOG
+from statekeeper.statestore.format.file_sink import EMPTY, INTERVAL_CONF, LOG
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.support.file_queries import file_query
@@ -28,12 +28,20 @@ def expected(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> C
     return twin.rows()
 
 
-@pytest.mark.parametrize(("before", "entry"), [(5, "5"), (9, "9.compact")])
+@pytest.mark.parametrize(
+    ("before", "interval", "entry"), [(5, 10, "5.compact"), (5, 6, "5.compact"), (5, 4, "5"), (9, 10, "9.compact")]
+)
 @pytest.mark.parametrize("structure", Structure, ids=lambda one: one.value)
 def test_the_sink_and_its_readers_continue_after_a_rescale(
-    spark: SparkSession, tmp_path: Path, expected: Counter[str], before: int, entry: str, structure: Structure
+    spark: SparkSession,
+    tmp_path: Path,
+    expected: Counter[str],
+    before: int,
+    interval: int,
+    entry: str,
+    structure: Structure,
 ) -> None:
-    query = file_query(spark, tmp_path, structure)
+    query = file_query(spark, tmp_path, structure, {INTERVAL_CONF: str(interval)})
     query.run(before)
     shown = query.rows()
     assert rescale(query, 3, tmp_path, "--file-sink", str(query.output)) == before
@@ -42,7 +50,8 @@ def test_the_sink_and_its_readers_continue_after_a_rescale(
     query.run(BATCHES - before)
     assert query.rows() == expected
     # The next compaction reads the entry.
-    assert (query.output / LOG / "9.compact").exists()
+    of_first = before + 1 if entry.endswith(".compact") else interval
+    assert (query.output / LOG / f"{2 * of_first - 1}.compact").exists() == (2 * of_first <= BATCHES)
     clean(open_storage(query.root), tmp_path)
 
 
@@ -56,7 +65,7 @@ def test_the_sink_and_its_readers_continue_after_a_load(
     statekeeper("savepoint", query.root, str(tmp_path / "rows"), "--rows", "--confirm-stopped", *scratch)
     load = "load", str(tmp_path / "rows"), query.root, "--replace-state", "--file-sink", str(query.output)
     statekeeper(*load, "--for-spark", "4.2", "--apply", "--confirm-stopped", *scratch)
-    assert (query.output / LOG / "5").exists()
+    assert (query.output / LOG / "5.compact").exists()
     assert query.rows() == shown
     query.run(BATCHES - 5)
     assert query.rows() == expected

@@ -29,7 +29,8 @@ def planned(
     plan = engine.plan(engine.gather(storage, scratch=scratch), target, spark)
     if sink is None or plan.batch is None:
         return plan
-    return replace(plan, file_sink=file_sink.plan(sink, plan.batch + 1, is_begun=plan.half_done is not None))
+    begun = None if plan.half_done is None else plan.half_done.begun.file_sink
+    return replace(plan, file_sink=file_sink.plan(sink, plan.batch + 1, begun=begun))
 
 
 def rescale(

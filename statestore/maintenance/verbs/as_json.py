@@ -233,7 +233,7 @@ def of_preview(found: EvolutionPreview) -> Record:
 
 def _of_file_sink(plan: FileSinkPlan) -> Record:
     entry = plan.entry
-    return {"url": entry.url, "entry": entry.path, "read_bytes": plan.read_bytes, "assumed": plan.assumed or None}
+    return {"url": entry.url, "entry": entry.path, "read_bytes": plan.read_bytes, "sets_interval": plan.interval}
 
 
 def of_edit_plan(plan: EditPlan) -> Record:

@@ -15,7 +15,7 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal, RewriteKind
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
@@ -220,7 +220,8 @@ class Rewrite(OfStoppedQuery[RewritePlan]):
             url = expected
         if url is None or planned.batch is None or planned.is_there or planned.refusals:
             return None
-        return file_sinks.plan(run.open_other(url), planned.batch + 1, is_begun=planned.half_done is not None)
+        begun_entry = None if planned.half_done is None else planned.half_done.begun.file_sink
+        return file_sinks.plan(run.open_other(url), planned.batch + 1, begun=begun_entry)
 
     def record(self, plan: RewritePlan) -> list[Json]:
         return [as_json.of_rewrite_plan(plan)]
@@ -466,8 +467,12 @@ def _of_file_sink(plan: RewritePlan) -> list[str]:
         ]
     entry, read_bytes = plan.file_sink.entry, plan.file_sink.read_bytes
     lines = [f"adds {entry.path} to the file sink {entry.url}; reads {read_bytes:,} bytes for it"]
-    if plan.file_sink.assumed:
-        lines.append(f"assumes that {plan.file_sink.assumed}")
+    if (interval := plan.file_sink.interval) is not None and interval < file_sink.DEFAULT_INTERVAL:
+        lines.append(
+            f"from now on, Spark compacts the log of this sink after every {interval} batches, because this entry is its first "
+            f"compaction. To keep the value of {file_sink.INTERVAL_CONF} (default {file_sink.DEFAULT_INTERVAL}), first run the "
+            "query until it writes a compacted entry"
+        )
     return lines
 
 

@@ -60,6 +60,9 @@ def _chosen(world: World, chance: Random) -> tuple[str, str, str]:
     if kind == "newest commit" and world.is_job:
         # A root without its newest commit is a root whose newest batch was interrupted. Only the query has the commit.
         ways = ways[1:]
+    if kind == "newest offsets" and world.history.newest == 0:
+        # Without any offsets, Spark does not continue the query: it begins a new one.
+        ways = ways[1:]
     return kind, path, chance.choice(ways)
 
 

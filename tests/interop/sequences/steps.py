@@ -15,6 +15,7 @@ from unittest.mock import patch
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.cli import common
 from statekeeper.statestore.format import names
+from statekeeper.statestore.format.file_sink import LogEntry
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
@@ -137,6 +138,9 @@ def _convert(played: Played) -> Change:
         why = IS_BEGUN if played.history.is_begun else None
         return Change(arguments, lambda: played.history.appended(converted), why)
     assert isinstance(world, NativeWorld)
+    if entry.structure is Structure.V2 and played.history.is_begun:
+        # Two reasons: the printed switch alone does not help.
+        raise NotNow
     why = None
     if world.operator in NO_FAMILIES:
         why = "the default provider has no column families"
@@ -338,6 +342,9 @@ def look(played: Played) -> str:
     verbs = [("inspect", world.root), ("diff", world.root), ("lease", world.root), ("gc", world.root)]
     for arguments in verbs:
         told = called(*arguments)
+        if told.exit_code == UNSUPPORTED and played.entry.provider is Provider.HDFS_BACKED:
+            _unsupported(played, told)
+            continue
         # By default, `diff` compares the two newest batches: after a rescale, they have different stores.
         is_across = arguments[0] == "diff" and "was repartitioned between them" in told.output
         if told.exit_code not in (0, checks.FINDINGS) and not is_across:
@@ -356,6 +363,8 @@ def look(played: Played) -> str:
 def repair(played: Played) -> str:
     more = played.chance.choice(([], ["--deep"]))
     told = called("repair", played.world.root, *more, "--apply", STOPPED, *played.world.options)
+    if told.exit_code == UNSUPPORTED and played.entry.provider is Provider.HDFS_BACKED:
+        return _unsupported(played, told)
     if told.exit_code:
         _rejected_wrongly(played, told)
     return "repair"
@@ -376,7 +385,8 @@ def rewind(played: Played) -> str:
         if target >= history.floor and not is_crossed:
             _rejected_wrongly(played, told)
         is_named = is_crossed and target >= history.floor
-        follow(world, _reasons(told), played.counts, then=told.arguments if is_named else ())
+        reasons = _reasons(told)
+        follow(world, reasons, played.counts, then=told.arguments if is_named and "switch back" in reasons else ())
         return f"rewind --to-batch {target}: rejected"
     before = world.history
     world.history = history.rewound(target)
@@ -546,7 +556,9 @@ def kill(played: Played) -> str:
     else:
         _finish_or_fail(told)
     # The run that died had ended otherwise: its process lives on here, and so does its lease.
-    called("lease", world.root, "--break", *world.options)
+    released = called("lease", world.root, "--break")
+    if released.exit_code:
+        raise Failure("harness", str(released))
     played.counts["kills"] += 1
     died = f"{' '.join(change.arguments)}: dies {fault.name} {request.kind.value} {request.path}"
     if "--abort" in told.arguments:
@@ -624,8 +636,10 @@ def stop(played: Played) -> str:
     before, number = world.history, world.history.newest + 1
     world.run(1)
     # Of a job, also the commit of its root: the sink has the rows, and the batch runs again.
+    # With the entry of a file sink, Spark would skip the batch: a known defect, after which it needs a rewind.
     for tree in world.trees():
-        tree.put(names.commits(number), None)
+        for path in (names.commits(number), LogEntry(number).path, LogEntry(number, is_compacted=True).path):
+            tree.put(path, None)
     world.history, world.undo = replace(before, is_begun=True), None
     return f"Spark dies in batch {number}"
 

@@ -171,6 +171,16 @@ def test_after_the_way_back_to_v1_a_rewind_to_a_batch_in_v2_names_a_switchover_t
     assert _rows(checkpoint) == _rows(twin)
 
 
+def test_a_rewind_across_a_switchover_names_no_way_back_to_files_that_are_gone(tmp_path: Path) -> None:
+    checkpoint = _checkpoint("v2-aggregation", tmp_path)
+    _run("switch", checkpoint, "--to", "v1", *APPLY)
+    for changelog in checkpoint.glob("state/0/0/1_*.changelog"):
+        changelog.unlink()
+    refused = _run("rewind", checkpoint, "--to-batch", "0", exit_code=3)
+    assert "-> choose a batch after the switchover" in refused
+    assert "switch back" not in refused
+
+
 @pytest.mark.parametrize("verb", ["clone", "mirror", "rewind"])
 def test_a_query_without_state_that_logs_only_some_batches_is_copied_and_rewound(tmp_path: Path, verb: str) -> None:
     odd = Path(__file__).parents[2] / "fixtures" / "odd_queries" / "spark-4.2.0-asynchronous.zip"

@@ -16,7 +16,7 @@ from statekeeper.statestore.base.errors import AlreadyExists, RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, SinkEntry
 from statekeeper.statestore.contents import file_logs
 from statekeeper.statestore.format import file_sink
-from statekeeper.statestore.format.file_sink import INTERVAL_CONF, LogEntry
+from statekeeper.statestore.format.file_sink import LogEntry
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.rocks import translated
 from statekeeper.statestore.store.engine.scratch import work_folder
@@ -30,34 +30,34 @@ class FileSinkPlan:
 
     sources     the entries whose lines it repeats, if it is compacted
     read_bytes  bytes to download
-    assumed     an assumption about the conf of the query, for a person to verify; "" if there is none
+    interval    batches from one compaction to the next, if this entry is the first compaction and so sets the interval
     """
 
     entry: SinkEntry
     sources: tuple[str, ...] = ()
     read_bytes: int = 0
-    assumed: str = ""
+    interval: int | None = None
 
 
-def plan(sink: Storage, batch: int, *, is_begun: bool) -> FileSinkPlan:
-    """Plan the entry of a batch. `is_begun`: an interrupted run may have written it. Reads only.
+def plan(sink: Storage, batch: int, *, begun: SinkEntry | None) -> FileSinkPlan:
+    """Plan the entry of a batch. `begun`: the entry of an interrupted run, which may have written it. Reads only.
 
     One listing, and two requests for each entry since the newest compaction. Raises as `file_sink.next_entry` and
     `file_sink.require_entry`; `RefusedAsUnsafe` if the log has later batches than the checkpoint.
     """
     log = file_logs.listed(sink)
-    if not is_begun:
+    if begun is None:
         _require_no_later(sink, log, batch - 1)
     following = file_sink.next_entry(log, batch, sink.url)
     file_logs.verify(sink, log, following.needed)
-    assumed = (
-        f"{INTERVAL_CONF} of the query is not {batch + 1}: before its first compaction, the log does not show the value"
-    )
+    if begun is not None and begun.path != following.entry.path:
+        # A former release wrote no compacted entry before the tenth batch.
+        return FileSinkPlan(entry=begun)
     return FileSinkPlan(
         entry=SinkEntry(sink.url, following.entry.path),
         sources=tuple(entry.path for entry in following.sources),
         read_bytes=sum(log[entry].size_bytes for entry in following.sources),
-        assumed="" if following.is_known else assumed,
+        interval=following.interval if following.sets_interval else None,
     )
 
 

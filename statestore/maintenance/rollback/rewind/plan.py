@@ -274,12 +274,14 @@ def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
         return  # a conversion adds files, and a switchover of the converted checkpoint moves none of the default provider
     # After a switchover and the way back, the files of the structure between them are later than the target.
     if now is then.other:
+        # A switchover to V1 moves snapshots of V2 aside, and `gc` deletes files of the former structure.
+        is_kept = next(restart.lost_versions(gathered.chains), None) is None
+        back = f"switch back first: statekeeper switch {gathered.url} --to {then.value} --apply --confirm-stopped; or "
         yield RefusedAsUnsafe(
             f"batch {gathered.batch} has structure {then.name}, but a later switchover moved the checkpoint to structure "
             f"{then.other.name}; nothing was changed",
             path=gathered.url,
-            hint=f"switch back first: statekeeper switch {gathered.url} --to {then.value} --apply --confirm-stopped; or "
-            "choose a batch after the switchover",
+            hint=f"{back if is_kept else ''}choose a batch after the switchover",
         )
 
 

@@ -21,7 +21,7 @@ APPLY = ("--partitions", "3", "--apply", "--confirm-stopped")
 
 
 def test_the_appended_batch_has_an_empty_entry_as_spark_writes_it(tmp_path: Path) -> None:
-    query = CheckpointWithSink(tmp_path)
+    query = CheckpointWithSink(tmp_path, interval=3)
     before = query.files()
     query.rescale(*APPLY, "--file-sink", str(query.output))
     assert query.files() - before == {str(query.newest + 1)}
@@ -29,10 +29,11 @@ def test_the_appended_batch_has_an_empty_entry_as_spark_writes_it(tmp_path: Path
 
 
 def test_at_a_compaction_the_entry_has_the_files_of_all_batches(tmp_path: Path) -> None:
-    for interval in (1, 2):
+    for interval in (1, 2, 10):
         query = CheckpointWithSink(tmp_path / str(interval), interval)
         at = query.newest + 1
-        is_compacted = (at + 1) % interval == 0
+        # Before its first compaction, the log does not show the interval of the query.
+        is_compacted = interval == 10 or (at + 1) % interval == 0
         query.rescale(*APPLY, "--file-sink", str(query.output))
         written = query.log / (f"{at}.compact" if is_compacted else str(at))
         assert written.read_bytes() == b"\n".join([b"v1", *(query.lines if is_compacted else [])])
@@ -43,10 +44,12 @@ def test_the_plan_names_the_option_or_the_entry(tmp_path: Path) -> None:
     before = query.files()
     assert "add --file-sink URL" in query.rescale("--partitions", "3")
     shown = query.rescale("--partitions", "3", "--file-sink", str(query.output))
-    assert f"adds {LOG}/{query.newest + 1} to the file sink {query.output.as_uri()}" in " ".join(shown.split())
-    assert "compactInterval of the query is not" in shown
+    entry = f"{LOG}/{query.newest + 1}.compact"
+    assert f"adds {entry} to the file sink {query.output.as_uri()}" in " ".join(shown.split())
+    assert f"compacts the log of this sink after every {query.newest + 2} batches" in " ".join(shown.split())
     plan = json.loads(query.rescale("--partitions", "3", "--file-sink", str(query.output), "--output", "json"))
-    assert plan["file_sink"]["entry"] == f"{LOG}/{query.newest + 1}"
+    assert plan["file_sink"]["entry"] == entry
+    assert plan["file_sink"]["sets_interval"] == query.newest + 2
     assert query.files() == before
 
 
