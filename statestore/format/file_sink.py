@@ -139,7 +139,7 @@ def require_entry(head: bytes, last: bytes, path: str) -> None:
 def _interval(compacted: list[int], batch: int, url: str) -> int:
     """Return the interval that Spark uses from `batch` on."""
     if not compacted:
-        # The log does not show the conf of the query: the entry of this batch is compacted or not. Spark derives the interval
+        # The log does not show the conf of the query, and so not the name that Spark expects. But Spark takes the interval
         # from the first compacted file. So a compacted file is right whatever the conf is.
         return batch + 1
     *earlier, newest = sorted(compacted)

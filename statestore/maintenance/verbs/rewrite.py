@@ -469,9 +469,9 @@ def _of_file_sink(plan: RewritePlan) -> list[str]:
     lines = [f"adds {entry.path} to the file sink {entry.url}; reads {read_bytes:,} bytes for it"]
     if (interval := plan.file_sink.interval) is not None and interval < file_sink.DEFAULT_INTERVAL:
         lines.append(
-            f"from now on, Spark compacts the log of this sink after every {interval} batches, because this entry is its first "
-            f"compaction. To keep the value of {file_sink.INTERVAL_CONF} (default {file_sink.DEFAULT_INTERVAL}), first run the "
-            "query until it writes a compacted entry"
+            f"from now on, Spark compacts the log of this sink after every {interval} batches, because this entry is its "
+            f"first compaction. To keep the value of {file_sink.INTERVAL_CONF} (default {file_sink.DEFAULT_INTERVAL}), "
+            "first run the query until it writes a compacted entry"
         )
     return lines
 

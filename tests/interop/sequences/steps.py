@@ -119,6 +119,8 @@ def _rescale(played: Played) -> Change:
     if world.is_job and entry.structure is Structure.V1:
         why = "the snapshots of a state root in V1 have the names of the present ones"
     if played.history.is_begun:
+        if why is not None:
+            raise NotNow
         why = IS_BEGUN
     return Change(
         ("rescale", world.root, "--partitions", str(partitions), *world.sink_options),
@@ -139,7 +141,7 @@ def _convert(played: Played) -> Change:
         return Change(arguments, lambda: played.history.appended(converted), why)
     assert isinstance(world, NativeWorld)
     if entry.structure is Structure.V2 and played.history.is_begun:
-        # Two reasons: the printed switch alone does not help.
+        # Of two reasons, following one does not help.
         raise NotNow
     why = None
     if world.operator in NO_FAMILIES:
@@ -168,6 +170,8 @@ def _load(played: Played) -> Change:
     if world.is_job and entry.structure is Structure.V1:
         why = "the snapshots of a state root in V1 have the names of the present ones"
     if played.history.is_begun:
+        if why is not None:
+            raise NotNow
         why = IS_BEGUN
 
     def after() -> History:
