@@ -18,23 +18,33 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
-from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld, UnknownFormatVersion
+from msgspec import UNSET, UnsetType
+
+from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import parse_entry
+from statekeeper.statestore.format.json_records import (
+    CheckpointId,
+    Count,
+    Number,
+    Record,
+    StoreName,
+    TableName,
+    decoded,
+    encoded,
+    invalid,
+    require_format,
+)
 from statekeeper.statestore.format.names import StorePath, VersionId, parse_store_file
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.untrusted import (
-    BAD_VALUES,
-    checkpoint_id,
-    count,
-    json_object,
-    plain_number,
-    store_name,
-    table_name,
-)
+from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.storage import Storage
+
+_OF_RECORD = {"name": "journal", "then": "the rewrite cannot be finished or reversed"}
+"""For the errors of records."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,10 @@ class SinkEntry:
 
     url: str
     path: str
+
+    def __post_init__(self) -> None:
+        if parse_entry(self.path) is None:
+            raise ValueError(f"{self.path[:100]!r} is not an entry of a file sink")
 
 
 @dataclass(frozen=True)
@@ -67,24 +81,6 @@ Schemas = Mapping[str, SchemaChange]
 """The changed value schemas. The keys are the names of the stores."""
 
 
-def invalid(path: str) -> CorruptFile:
-    """Return the error for a journal with missing or invalid fields."""
-    return CorruptFile(
-        "has missing or invalid fields; the rewrite cannot be finished or reversed",
-        path=path,
-        hint="restore the file from a backup",
-    )
-
-
-def parse_sink(body: object, path: str) -> SinkEntry | None:
-    """Parse the entry of a file sink. Raises `CorruptFile`."""
-    if body is None:
-        return None
-    if not isinstance(body, dict) or parse_entry(entry := str(body["path"])) is None:
-        raise invalid(path)
-    return SinkEntry(str(body["url"]), entry)
-
-
 def files_to_replace(batch: int, stores: Iterable[StorePath]) -> list[str]:
     """The files that a rescale of an own root replaces besides the newest commit, in this order. `stores`: the new ones."""
     operators = sorted({store.operator for store in stores})
@@ -97,39 +93,10 @@ def files_of_schemas(batch: int) -> list[str]:
     return [names.BINDING, names.later_schema(batch)]
 
 
-def parse_replaced(
-    body: object, batch: int, stores: Iterable[StorePath], path: str, *, is_evolution: bool
-) -> Mapping[str, str] | None:
-    """Parse the former contents of the replaced files. Raises `CorruptFile` if other files are named."""
-    if body is None:
-        return None
-    of_schemas = files_of_schemas(batch)
-    allowed = [of_schemas, of_schemas[:1]] if is_evolution else [files_to_replace(batch, stores)]
-    if not isinstance(body, dict) or list(body) not in allowed:
-        raise invalid(path)
-    return {name: str(content) for name, content in body.items()}
-
-
-def parse_schemas(body: object, path: str) -> Schemas:
-    """Parse the changed schemas. Raises `CorruptFile`, also for texts that are no schemas; `UnsupportedType`."""
-    if body is None:
-        return {}
-    if not isinstance(body, dict):
-        raise invalid(path)
-    # Imported on demand: no other rewrite needs Arrow's types.
-    from statekeeper.statestore.format.types import arrow_schema
-
-    found = {str(name): SchemaChange(str(one["before"]), str(one["after"])) for name, one in body.items()}
-    for one in found.values():
-        arrow_schema(one.before)
-        arrow_schema(one.after)
-    return found
-
-
-_FORMAT = 1
+_FORMAT: Literal[1] = 1
 """The format of a switchover's journal."""
 
-_FORMAT_OF_OTHERS = 2
+_FORMAT_OF_OTHERS: Literal[2] = 2
 """The format of the other rewrites. Releases that know only switchovers reject it."""
 
 
@@ -272,7 +239,7 @@ class Made:
     """A published snapshot: the digest of its keys and values, and the tables that were uploaded for it."""
 
     digest: str
-    tables: tuple[str, ...]
+    tables: tuple[TableName, ...]
 
 
 @dataclass(frozen=True)
@@ -323,7 +290,7 @@ def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> OpenJourna
     made = {}
     for name, path in parts.items():
         if name in by_name:
-            made[by_name[name]] = _parse_made(storage.read(path), path)
+            made[by_name[name]] = decoded(Made, storage.read(path), path, **_OF_RECORD)
     return OpenJournal(begun, made, "cleared" in parts)
 
 
@@ -366,7 +333,7 @@ def _not_aborted(storage: Storage, paths: Iterable[str]) -> Iterator[tuple[Begun
     parts = {place: path for path in paths if (place := names.parse_switchover(path))}
     for number in sorted({number for number, _ in parts}, reverse=True):
         ended = parts.get((number, "ended"))
-        is_aborted = ended and json_object(storage.read(ended), ended).get("how") == Ending.ABORTED.value
+        is_aborted = ended is not None and _ending(storage, ended) is Ending.ABORTED
         if (path := parts.get((number, "begun"))) and not is_aborted:
             yield _parse_begun(storage.read(path), number, path), ended is not None
 
@@ -393,40 +360,26 @@ def next_number(storage: Storage) -> int:
 def begin(storage: Storage, begun: Begun) -> None:
     """Open the journal. Raises `RootHeld` if another process opens one at the same time."""
     is_switch = begun.rewrite is RewriteKind.SWITCH
-    of_others = {
-        "rewrite": begun.rewrite.value,
-        "partitions": begun.partitions,
-        "provider": begun.provider.value,
-        **({} if begun.file_sink is None else {"file_sink": asdict(begun.file_sink)}),
-        **({} if begun.replaced is None else {"replaced": dict(begun.replaced)}),
-        **({"options": begun.options, "rows": begun.rows} if begun.rewrite in _OF_CHANGED_STORES or begun.rows else {}),
-        **({} if begun.watermark_ms is None else {"watermark_ms": begun.watermark_ms}),
-        **({} if begun.late_watermark_ms is None else {"late_watermark_ms": begun.late_watermark_ms}),
-        **({"schemas": {name: asdict(one) for name, one in begun.schemas.items()}} if begun.schemas else {}),
-    }
-    body = {
-        "format": _FORMAT if is_switch else _FORMAT_OF_OTHERS,
-        **({} if is_switch else of_others),
-        "run": begun.run,
-        "to": begun.to.value,
-        "batch": begun.batch,
-        "header": begun.header,
-        "commit": begun.commit,
-        "stores": [
-            {
-                "operator": store.operator,
-                "partition": store.partition,
-                "store": store.store,
-                "snapshot": names.snapshot(version, begun.provider),
-                "digest": version.digest,
-                "reused": store in begun.reused,
-            }
+    written = _Written(
+        format=_FORMAT if is_switch else _FORMAT_OF_OTHERS,
+        partitions=UNSET if is_switch else begun.partitions,
+        provider=UNSET if is_switch else begun.provider,
+        stores=tuple(
+            _WrittenStore(
+                operator=store.operator,
+                partition=store.partition,
+                store=store.store,
+                snapshot=names.snapshot(version, begun.provider),
+                digest=version.digest,
+                reused=store in begun.reused,
+            )
             for store, version in begun.stores.items()
-        ],
-    }
+        ),
+        **{name: getattr(begun, name) for name in _SAME},
+    )
     path = names.switchover(begun.number, "begun")
     try:
-        storage.create(path, json.dumps(body, indent=1).encode())
+        storage.create(path, encoded(written, indent=1))
     except AlreadyExists as error:
         raise RootHeld(
             f"another process has just started a rewrite; this {begun.rewrite.value} was not started",
@@ -443,25 +396,24 @@ def note_cleared(storage: Storage, begun: Begun) -> None:
 
 def note_made(storage: Storage, begun: Begun, store: StorePath, made: Made) -> None:
     """Record that the snapshot of a store is published and verified."""
-    body = json.dumps({"store": str(store), "digest": made.digest, "tables": made.tables}).encode()
+    body = encoded({"store": str(store), **asdict(made)})
     # Race: after a lost lease, two processes may record the same snapshot. Both records are correct, so this replaces.
     storage.replace(names.switchover(begun.number, _made(store)), body)
 
 
 def end(storage: Storage, begun: Begun, ending: Ending) -> None:
     """Close the journal."""
-    storage.create(names.switchover(begun.number, "ended"), json.dumps({"how": ending.value}).encode())
+    storage.create(names.switchover(begun.number, "ended"), encoded(_Ended(how=ending)))
 
 
 def ending(storage: Storage, begun: Begun) -> Ending | None:
     """Read the result of a rewrite; None while its journal is open. One request, two if it has ended."""
     path = names.switchover(begun.number, "ended")
-    if storage.stat(path) is None:
-        return None
-    try:
-        return Ending(json_object(storage.read(path), path).get("how"))
-    except BAD_VALUES as error:
-        raise invalid(path) from error
+    return None if storage.stat(path) is None else _ending(storage, path)
+
+
+def _ending(storage: Storage, path: str) -> Ending:
+    return decoded(_Ended, storage.read(path), path, **_OF_RECORD).how
 
 
 def _listed(storage: Storage) -> list[str]:
@@ -479,64 +431,88 @@ def _made(store: StorePath) -> str:
     return f"made-{store.operator}-{store.partition}-{store.store}"
 
 
-def _parse_made(data: bytes, path: str) -> Made:
-    body = json_object(data, path)
-    try:
-        return Made(str(body["digest"]), tuple(table_name(name) for name in body["tables"]))
-    except BAD_VALUES as error:
-        raise invalid(path) from error
+class _Ended(Record):
+    """`ended.json`."""
+
+    how: Ending
+
+
+class _WrittenStore(Record):
+    """The new version of a store in `begun.json`. `snapshot`: the name of its file."""
+
+    operator: Number
+    partition: Number
+    store: StoreName
+    snapshot: str
+    digest: CheckpointId | None
+    reused: bool
+
+
+class _Written(Record, kw_only=True, omit_defaults=True):
+    """`begun.json`; see `Begun`. That of a switchover has no kind of rewrite, no partitions and no provider."""
+
+    format: Literal[1, 2]
+    rewrite: RewriteKind = RewriteKind.SWITCH
+    partitions: Number | UnsetType | None = UNSET
+    provider: Provider | UnsetType = UNSET
+    file_sink: SinkEntry | None = None
+    replaced: Mapping[str, str] | None = None
+    options: tuple[str, ...] = ()
+    rows: str = ""
+    watermark_ms: Count | None = None
+    late_watermark_ms: Count | None = None
+    schemas: Mapping[str, SchemaChange] = {}
+    run: CheckpointId
+    to: Structure
+    batch: Count
+    header: str
+    commit: str
+    stores: tuple[_WrittenStore, ...]
+
+    def __post_init__(self) -> None:
+        is_switch = self.rewrite is RewriteKind.SWITCH
+        if is_switch != (self.format == _FORMAT) or is_switch != (self.provider is UNSET):
+            raise ValueError(f"the fields are not those of format {self.format}")
+
+
+_SAME = tuple(one for one in _Written.__struct_fields__ if one not in ("format", "partitions", "provider", "stores"))
+"""Fields of `_Written` and of `Begun`."""
 
 
 def _parse_begun(data: bytes, number: int, path: str) -> Begun:
-    body = json_object(data, path)
-    if body.get("format") not in (_FORMAT, _FORMAT_OF_OTHERS):
-        raise UnknownFormatVersion(
-            f"has journal format {body.get('format')!r}, but this release only knows {_FORMAT} and {_FORMAT_OF_OTHERS}; "
-            f"nothing was changed",
-            path=path,
-            hint="upgrade Statekeeper",
-        )
-    try:
-        stores = {}
-        reused = set()
-        is_switch = body["format"] == _FORMAT
-        provider = Provider.ROCKSDB if is_switch else Provider(body["provider"])
-        for one in body["stores"]:
-            numbers = plain_number(str(one["operator"])), plain_number(str(one["partition"]))
-            store = StorePath(*numbers, store_name(one["store"]), provider)
-            file = parse_store_file(str(one["snapshot"]), provider)
-            if file is None:
-                raise CorruptFile(
-                    f"names {one['snapshot']!r}, which is no snapshot; the rewrite cannot be finished or reversed",
-                    path=path,
-                    hint="restore the file from a backup",
-                )
-            digest = one["digest"]
-            stores[store] = file.version if digest is None else replace(file.version, digest=checkpoint_id(digest))
-            if one["reused"]:
-                reused.add(store)
-        rewrite = RewriteKind.SWITCH if is_switch else RewriteKind(body["rewrite"])
-        is_evolution = rewrite is RewriteKind.EVOLVE
-        replaced = parse_replaced(body.get("replaced"), int(body["batch"]), stores, path, is_evolution=is_evolution)
-        return Begun(
-            number=number,
-            run=checkpoint_id(body["run"]),
-            to=Structure(body["to"]),
-            batch=int(body["batch"]),
-            header=str(body["header"]),
-            commit=str(body["commit"]),
-            stores=stores,
-            reused=frozenset(reused),
-            rewrite=rewrite,
-            partitions=None if body.get("partitions") is None else plain_number(str(body["partitions"])),
-            provider=provider,
-            file_sink=parse_sink(body.get("file_sink"), path),
-            replaced=replaced,
-            options=tuple(str(option) for option in body.get("options", ())),
-            rows=str(body.get("rows", "")),
-            watermark_ms=None if body.get("watermark_ms") is None else count(body["watermark_ms"]),
-            late_watermark_ms=None if body.get("late_watermark_ms") is None else count(body["late_watermark_ms"]),
-            schemas=parse_schemas(body.get("schemas"), path) if is_evolution else {},
-        )
-    except BAD_VALUES as error:
-        raise invalid(path) from error
+    require_format(data, path, (_FORMAT, _FORMAT_OF_OTHERS), name="journal")
+    written = decoded(_Written, data, path, **_OF_RECORD)
+    provider = Provider.ROCKSDB if written.provider is UNSET else written.provider
+    stores, reused = {}, set()
+    for one in written.stores:
+        store = StorePath(one.operator, one.partition, one.store, provider)
+        file = parse_store_file(one.snapshot, provider)
+        if file is None:
+            raise invalid(f"{one.snapshot[:100]!r} is not the name of a snapshot", path, **_OF_RECORD)
+        stores[store] = replace(file.version, digest=one.digest)
+        if one.reused:
+            reused.add(store)
+    if written.replaced is not None:
+        of_schemas = files_of_schemas(written.batch)
+        is_evolution = written.rewrite is RewriteKind.EVOLVE
+        allowed = [of_schemas, of_schemas[:1]] if is_evolution else [files_to_replace(written.batch, stores)]
+        if list(written.replaced) not in allowed:
+            raise invalid("this rewrite replaces other files", path, **_OF_RECORD)
+    if written.schemas:
+        # Imported on demand: no other rewrite needs Arrow's types.
+        from statekeeper.statestore.format.types import arrow_schema
+
+        for change in written.schemas.values():
+            try:
+                arrow_schema(change.before)
+                arrow_schema(change.after)
+            except BAD_VALUES as error:
+                raise invalid(error, path, **_OF_RECORD) from error
+    return Begun(
+        number=number,
+        stores=stores,
+        reused=frozenset(reused),
+        partitions=None if written.partitions is UNSET else written.partitions,
+        provider=provider,
+        **{name: getattr(written, name) for name in _SAME},
+    )

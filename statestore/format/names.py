@@ -79,9 +79,9 @@ MOST_PARTITIONS = 100_000
 _OPERATOR_METADATA = re.compile(
     rf"{STATE}/(?P<operator>0|[1-9][0-9]{{0,9}})/_metadata/(?:metadata|v2/(?P<batch>0|[1-9][0-9]{{0,18}}))"
 )
-_TABLE_NAME = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.sst")
-_STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
-_CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
+TABLE_NAME = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.sst")
+STORE_NAME = re.compile(r"[A-Za-z0-9$][A-Za-z0-9$_-]*")
+CHECKPOINT_ID = re.compile(r"[0-9a-f-]{36}")
 _BATCH = re.compile(r"0|[1-9][0-9]*")
 _LEASE = re.compile(r"(?P<epoch>[0-9]{8})\.json")
 LARGEST_EPOCH = 99_999_999
@@ -184,7 +184,7 @@ def parse_cached_digest(name: str) -> VersionId | None:
 
 def is_checkpoint_id(text: str) -> bool:
     """Return whether the text has the form of a checkpoint id (structure V2) or of a digest (structure V1)."""
-    return _CHECKPOINT_ID.fullmatch(text) is not None
+    return CHECKPOINT_ID.fullmatch(text) is not None
 
 
 def parse_store_file(name: str, provider: Provider = Provider.ROCKSDB) -> StoreFile | None:
@@ -275,12 +275,12 @@ def _are_store(operator: str, partition: str) -> bool:
 
 def is_table_name(name: str) -> bool:
     """Return whether this is a valid name of a table below `SSTs/`."""
-    return _TABLE_NAME.fullmatch(name) is not None
+    return TABLE_NAME.fullmatch(name) is not None
 
 
 def is_store_name(name: str) -> bool:
     """Return whether this is a valid name of a store. The name becomes a folder."""
-    return _STORE_NAME.fullmatch(name) is not None
+    return STORE_NAME.fullmatch(name) is not None
 
 
 def parse_shared_file(name: str) -> str | None:

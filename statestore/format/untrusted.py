@@ -22,7 +22,7 @@ MOST_JSON_VALUES = 2_000_000
 """Maximum number of values in a JSON text, which determines its memory. The commit of 400,000 stores, or a list of 500,000
 files, has fewer. The limit of its file limits the size of the text."""
 
-_YEAR_10000_MS = 253_402_300_800_000
+YEAR_10000_MS = 253_402_300_800_000
 """A date cannot show it."""
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -115,14 +115,14 @@ def count(value: object) -> int:
 
 def unix_ms(value: object) -> int:
     """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in milliseconds."""
-    if not 0 <= count(value) < _YEAR_10000_MS:
+    if not 0 <= count(value) < YEAR_10000_MS:
         raise ValueError(f"{value} is not a time in milliseconds")
     return count(value)
 
 
 def unix_seconds(value: object) -> float:
     """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in seconds."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _YEAR_10000_MS / 1000:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < YEAR_10000_MS / 1000:
         raise ValueError(f"{str(value)[:40]} is not a time in seconds")
     return float(value)
 
