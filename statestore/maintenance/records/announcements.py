@@ -12,21 +12,25 @@ measured by the clock of the storage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
-from statekeeper.statestore.base.errors import CorruptFile
-from statekeeper.statestore.format import names
-from statekeeper.statestore.format.untrusted import json_lines
+from statekeeper.statestore.format import json_records, names
+from statekeeper.statestore.format.json_records import Record
 from statekeeper.statestore.storage import Storage, read_or_none
 
 DELETES_FOR_SECONDS = 3600.0
 LIFE_SECONDS = 24 * 3600.0
 
 
+class _Announced(Record):
+    """One line. `delete`: the path of a table."""
+
+    delete: str
+
+
 def announce(storage: Storage, run: str, paths: Iterable[str]) -> None:
     """Announce that this run is about to delete these tables. Raises `StorageError`."""
-    storage.create(names.deleting(run), "".join(json.dumps({"delete": path}) + "\n" for path in paths).encode())
+    storage.create(names.deleting(run), json_records.encoded_lines(_Announced(delete=path) for path in paths))
 
 
 def withdraw(storage: Storage, run: str) -> None:
@@ -41,15 +45,13 @@ def pending_delete(storage: Storage) -> frozenset[str]:
     """
     found: set[str] = set()
     for entry in storage.list(names.DELETING):
-        for line in json_lines(read_or_none(storage, entry.path) or b"", entry.path):
-            path = line.get("delete")
-            if not isinstance(path, str):
-                raise CorruptFile(
-                    "this list of planned deletions has an invalid line: Statekeeper cannot tell which files a run of gc "
-                    "is deleting",
-                    path=entry.path,
-                    hint="the query is not affected. When the list is more than one day old, no run of gc uses it: "
-                    "then delete it",
-                )
-            found.add(path)
+        lines = json_records.decoded_lines(
+            _Announced,
+            read_or_none(storage, entry.path) or b"",
+            entry.path,
+            name="list of planned deletions",
+            then="Statekeeper cannot tell which files a run of gc is deleting",
+            hint="the query is not affected. When the list is more than one day old, no run of gc uses it: then delete it",
+        )
+        found.update(line.delete for line in lines)
     return frozenset(found)

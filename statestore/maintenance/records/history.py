@@ -5,18 +5,19 @@ A run writes one object with its plan before its first action, and one with its 
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
+
+import msgspec
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
 from statekeeper.statestore.base.redaction import redacted
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import json_records, names
+from statekeeper.statestore.format.json_records import Count, Record
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.untrusted import json_lines
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
@@ -24,161 +25,86 @@ from statekeeper.statestore.storage import Entry, Storage, read_or_none
 Json: TypeAlias = dict[str, Any]
 """A JSON object."""
 
-_LARGEST = 2**63 - 1
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A duration."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedSnapshot:
+class _Line(Record):
+    """A line of a plan or of an outcome. A field that an older release did not write has its default."""
+
+    def encode(self) -> Json:
+        """Encode the record as a JSON object."""
+        body: Json = json_records.as_json(self)
+        names_of_place = {name: str(getattr(self, name)) for name in ("store", "version") if body.get(name) is not None}
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in (body | names_of_place).items()}
+
+    @classmethod
+    def decode(cls, line: Json) -> Self:
+        """Decode the record. Raises `ValueError`."""
+        return json_records.converted(cls, {**line, **_places(line)})
+
+
+class PlannedSnapshot(_Line):
     """A snapshot that a run is about to make, or in a displayed plan, the reason for making none."""
 
     store: StorePath
     version: VersionId
-    reason: str
-    explained: str
-
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {
-            "store": str(self.store),
-            "version": str(self.version),
-            "reason": self.reason,
-            "explained": self.explained,
-        }
-
-    @classmethod
-    def decode(cls, line: Json) -> PlannedSnapshot:
-        """Decode the record. Raises `ValueError`."""
-        store, version = _snapshot(line)
-        return cls(store=store, version=version, reason=_text(line, "reason"), explained=_text(line, "explained"))
+    reason: str = ""
+    explained: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakenSnapshot:
+class TakenSnapshot(_Line):
     """A snapshot that a run made. `outcome`: code of `snapshot.Published`; for the other fields, see `snapshot.Taken`."""
 
     store: StorePath
     version: VersionId
     outcome: str
-    keys: int
-    tables: int
-    new_tables: int
-    uploaded_bytes: int
-    replayed_keys: int
-    skipped_snapshots: tuple[str, ...]
-    tail_bytes: int
-    restore_seconds: float
-    seconds: float
+    keys: Count = 0
+    tables: Count = 0
+    new_tables: Count = 0
+    uploaded_bytes: Count = 0
+    replayed_keys: Count = 0
+    skipped_snapshots: tuple[str, ...] = ()
+    tail_bytes: Count = 0
+    restore_seconds: Seconds = 0.0
+    seconds: Seconds = 0.0
 
     def encode(self) -> Json:
         """Encode the record as a JSON object. Durations are rounded to milliseconds."""
-        return {
-            "store": str(self.store),
-            "version": str(self.version),
-            "outcome": self.outcome,
-            "keys": self.keys,
-            "tables": self.tables,
-            "new_tables": self.new_tables,
-            "uploaded_bytes": self.uploaded_bytes,
-            "replayed_keys": self.replayed_keys,
-            "skipped_snapshots": list(self.skipped_snapshots),
-            "tail_bytes": self.tail_bytes,
-            "restore_seconds": round(self.restore_seconds, 3),
-            "seconds": round(self.seconds, 3),
-        }
-
-    @classmethod
-    def decode(cls, line: Json) -> TakenSnapshot:
-        """Decode the record. Counts and durations that an older release did not write are 0. Raises `ValueError`."""
-        store, version = _snapshot(line)
-        return cls(
-            store=store,
-            version=version,
-            outcome=_required_text(line, "outcome"),
-            keys=_count(line, "keys"),
-            tables=_count(line, "tables"),
-            new_tables=_count(line, "new_tables"),
-            uploaded_bytes=_count(line, "uploaded_bytes"),
-            replayed_keys=_count(line, "replayed_keys"),
-            skipped_snapshots=_texts(line, "skipped_snapshots"),
-            tail_bytes=_count(line, "tail_bytes"),
-            restore_seconds=_seconds(line, "restore_seconds"),
-            seconds=_seconds(line, "seconds"),
-        )
+        durations = {name: round(getattr(self, name), 3) for name in ("restore_seconds", "seconds")}
+        return super().encode() | durations
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailedSnapshot:
+class FailedSnapshot(_Line):
     """A snapshot that a run could not make. `code`: code of the error."""
 
     store: StorePath
     code: str
     error: str
 
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {"store": str(self.store), "code": self.code, "error": self.error}
 
-    @classmethod
-    def decode(cls, line: Json) -> FailedSnapshot:
-        """Decode the record. Raises `ValueError`."""
-        return cls(store=_store(line), code=_required_text(line, "code"), error=_required_text(line, "error"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailedRun:
+class FailedRun(_Line):
     """The error that ended a run of any verb."""
 
     failed: str
     code: str
 
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {"failed": self.failed, "code": self.code}
 
-    @classmethod
-    def decode(cls, line: Json) -> FailedRun:
-        """Decode the record. Raises `ValueError`."""
-        return cls(failed=_required_text(line, "failed"), code=_required_text(line, "code"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetentionHead:
+class RetentionHead(_Line):
     """The first line of a retention plan. `head`, `floor`: versions; `reads`: stores whose base is read in full."""
 
-    head: int | None
-    floor: int | None
-    findings: tuple[str, ...]
-    reads: tuple[str, ...]
-    read_bytes: int
-
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {
-            "head": self.head,
-            "floor": self.floor,
-            "findings": list(self.findings),
-            "reads": list(self.reads),
-            "read_bytes": self.read_bytes,
-        }
-
-    @classmethod
-    def decode(cls, line: Json) -> RetentionHead:
-        """Decode the record. Raises `ValueError`."""
-        return cls(
-            head=_optional_count(line, "head"),
-            floor=_optional_count(line, "floor"),
-            findings=_texts(line, "findings"),
-            reads=_texts(line, "reads"),
-            read_bytes=_count(line, "read_bytes"),
-        )
+    head: Count | None = None
+    floor: Count | None = None
+    findings: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    read_bytes: Count = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedDeletion:
+class PlannedDeletion(_Line):
     """A file that retention is about to delete. `rule`: code of `retention.Rule`."""
 
-    path: str
-    rule: str
+    path: str = msgspec.field(name="delete")
+    rule: str = ""
 
     @property
     def snapshot(self) -> tuple[StorePath, VersionId] | None:
@@ -188,55 +114,18 @@ class PlannedDeletion:
             return None
         return place[0], place[1].version
 
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {"delete": self.path, "rule": self.rule}
 
-    @classmethod
-    def decode(cls, line: Json) -> PlannedDeletion:
-        """Decode the record. Raises `ValueError`."""
-        return cls(path=_required_text(line, "delete"), rule=_text(line, "rule"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeletedFiles:
+class DeletedFiles(_Line, kw_only=True):
     """The result of one delete request, or of the read of one base. See `retention.Deleted`."""
 
-    store: StorePath | None
+    store: StorePath | None = None
     outcome: str
-    files: int
-    bytes: int
-    spared: tuple[str, ...]
-    detail: str
-    read_files: int
-    read_bytes: int
-
-    def encode(self) -> Json:
-        """Encode the record as a JSON object."""
-        return {
-            "store": None if self.store is None else str(self.store),
-            "outcome": self.outcome,
-            "files": self.files,
-            "bytes": self.bytes,
-            "spared": list(self.spared),
-            "detail": self.detail,
-            "read_files": self.read_files,
-            "read_bytes": self.read_bytes,
-        }
-
-    @classmethod
-    def decode(cls, line: Json) -> DeletedFiles:
-        """Decode the record. Raises `ValueError`."""
-        return cls(
-            store=None if line.get("store") is None else _store(line),
-            outcome=_required_text(line, "outcome"),
-            files=_count(line, "files"),
-            bytes=_count(line, "bytes"),
-            spared=_texts(line, "spared"),
-            detail=_text(line, "detail"),
-            read_files=_count(line, "read_files"),
-            read_bytes=_count(line, "read_bytes"),
-        )
+    files: Count = 0
+    bytes: Count = 0
+    spared: tuple[str, ...] = ()
+    detail: str = ""
+    read_files: Count = 0
+    read_bytes: Count = 0
 
 
 HistoryRecord: TypeAlias = (
@@ -267,54 +156,19 @@ _DECODERS: Mapping[tuple[str, str], Mapping[str, Callable[[Json], HistoryRecord]
 """Decoders by verb and part, then by the key that only one kind of record has."""
 
 
-def _store(line: Json) -> StorePath:
-    place = names.parse_place(f"{line.get('store')}/any")
+def _places(line: Json) -> Json:
+    """Parse the store and the version of a line. Raises `ValueError`."""
+    if "version" in line:
+        file = names.parse_store_path(f"{line.get('store')}/{line['version']}.zip")
+        if file is None:
+            raise ValueError("the record names no version of a store")
+        return {"store": file[0], "version": file[1].version}
+    if line.get("store") is None:
+        return {}
+    place = names.parse_place(f"{line['store']}/any")
     if place is None:
         raise ValueError("the record names no store")
-    return place[0]
-
-
-def _snapshot(line: Json) -> tuple[StorePath, VersionId]:
-    place = names.parse_store_path(f"{line.get('store')}/{line.get('version')}.zip")
-    if place is None:
-        raise ValueError("the record names no version of a store")
-    return place[0], place[1].version
-
-
-def _text(line: Json, key: str) -> str:
-    return _required_text(line, key) if key in line else ""
-
-
-def _required_text(line: Json, key: str) -> str:
-    value = line.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is not a text")
-    return value
-
-
-def _texts(line: Json, key: str) -> tuple[str, ...]:
-    values = line.get(key, [])
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{key} is not a list of texts")
-    return tuple(values)
-
-
-def _count(line: Json, key: str) -> int:
-    value = line.get(key, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{key} is not a count")
-    return value
-
-
-def _optional_count(line: Json, key: str) -> int | None:
-    return None if line.get(key) is None else _count(line, key)
-
-
-def _seconds(line: Json, key: str) -> float:
-    value = line.get(key, 0.0)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LARGEST or math.isnan(value):
-        raise ValueError(f"{key} is not a duration")
-    return float(value)
+    return {"store": place[0]}
 
 
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -345,8 +199,8 @@ class History:
         self._write("outcome", lines)
 
     def _write(self, part: str, lines: Iterable[Json]) -> None:
-        body = "".join(json.dumps(line) + "\n" for line in lines)
-        self.storage.create(names.history(self.started, self.verb, self.run, part), body.encode())
+        path = names.history(self.started, self.verb, self.run, part)
+        self.storage.create(path, json_records.encoded_lines(lines))
 
 
 @contextmanager

@@ -13,15 +13,14 @@ hold of a dead run expires after `LIFE_SECONDS`, by the clock of the storage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
-from statekeeper.statestore.format import names, savepoint_names
-from statekeeper.statestore.format.untrusted import BAD_VALUES, count, json_object, text
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.format import json_records, names, savepoint_names
+from statekeeper.statestore.format.json_records import Count
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records.announcements import LIFE_SECONDS
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
@@ -34,7 +33,7 @@ _ONLY_ADDS = frozenset({"snapshot"})
 class Hold:
     """A batch whose files must stay. `holder`, `verb`: shown to people."""
 
-    batch: int
+    batch: Count
     holder: str
     verb: str
 
@@ -45,7 +44,7 @@ class Hold:
 
     def encoded(self, renewals: int) -> bytes:
         """Encode the hold."""
-        return json.dumps({**asdict(self), "renewals": renewals}).encode()
+        return json_records.encoded({**asdict(self), "renewals": renewals})
 
 
 @contextmanager
@@ -120,12 +119,5 @@ def _is_expired(entry: Entry, now_seconds: float) -> bool:
 
 
 def _parsed(data: bytes, path: str) -> Hold:
-    try:
-        body = json_object(data, path)
-        return Hold(batch=count(body["batch"]), holder=text(body["holder"]), verb=text(body["verb"]))
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            f"is no valid hold of a batch: {error}",
-            path=path,
-            hint="make sure that no clone, mirror or savepoint is running. Then delete the file",
-        ) from error
+    hint = "make sure that no clone, mirror or savepoint is running. Then delete the file"
+    return json_records.decoded(Hold, data, path, name="hold of a batch", hint=hint)

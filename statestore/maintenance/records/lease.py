@@ -16,7 +16,6 @@ before it deletes a file (`require`) and before it adds one (`check`).
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -27,8 +26,8 @@ from threading import Lock
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
-from statekeeper.statestore.format import names
-from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object, text, unix_seconds
+from statekeeper.statestore.format import json_records, names
+from statekeeper.statestore.format.json_records import UnixSeconds
 from statekeeper.statestore.storage import CheckedStorage, Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
@@ -36,33 +35,31 @@ LIFE_SECONDS = 600.0
 
 BEAT_SECONDS = LIFE_SECONDS / 10
 
-_BAD_RECORD: tuple[type[Exception], ...] = (CorruptFile, *BAD_VALUES)
-
 _LAST_EPOCH = names.LARGEST_EPOCH - 1
 """The release of a lease needs the next epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The content of a lease file.
+    """The content of a lease file, and `epoch`, the number in its name.
 
     `run`: id of the run that holds the lease; `holder`, `verb`: shown to people; `since_seconds`: Unix time by the clock of
     the holder; `process`: the name of its process as in `liveness`, empty if it is unknown.
     """
 
-    epoch: int
+    epoch: int = 0
     run: str
     holder: str
     verb: str
-    since_seconds: float
+    since_seconds: UnixSeconds
     released: bool = False
     process: str = ""
 
     def encoded(self, beat: int = 0) -> bytes:
         """Encode the lease as JSON; `beat` counts the renewals."""
-        fields = asdict(self)
+        fields = {**asdict(self), "beat": beat}
         del fields["epoch"]
-        return json.dumps({**fields, "beat": beat}).encode()
+        return json_records.encoded(fields)
 
 
 @dataclass(frozen=True)
@@ -160,31 +157,15 @@ def current(storage: Storage) -> LeaseState | None:
     if data is None:
         # A newer epoch replaced it between the two requests.
         return current(storage)
-    try:
-        lease = _parsed(data, entry.path, epoch)
-    except _BAD_RECORD as error:
-        raise CorruptFile(
-            "is not a valid lease; no maintenance can start on this root",
-            path=entry.path,
-            hint=f"release the lease: {_breaking(storage)}",
-        ) from error
-    return LeaseState(lease, entry.modified_at_seconds)
-
-
-def _parsed(data: bytes, path: str, epoch: int) -> Lease:
-    body = json_object(data, path)
-    released = body["released"]
-    if not isinstance(released, bool):
-        raise TypeError("released")
-    return Lease(
-        epoch=epoch,
-        run=text(body["run"]),
-        holder=text(body["holder"]),
-        verb=text(body["verb"]),
-        since_seconds=unix_seconds(body["since_seconds"]),
-        released=released,
-        process=text(body.get("process", "")),
+    lease = json_records.decoded(
+        Lease,
+        data,
+        entry.path,
+        name="lease",
+        then="no maintenance can start on this root",
+        hint=f"release the lease: {_breaking(storage)}",
     )
+    return LeaseState(replace(lease, epoch=epoch), entry.modified_at_seconds)
 
 
 def acquire(

@@ -93,7 +93,7 @@ BAD = [
 @pytest.mark.parametrize("change", BAD, ids=lambda change: str(change)[:40])
 def test_a_hostile_outcome_is_rejected_and_its_line_is_skipped(change: dict[str, Any]) -> None:
     bad = {**TAKEN.encode(), **change}
-    with pytest.raises(ValueError, match=r"the record names no|is not a"):
+    with pytest.raises(ValueError, match=r"the record names no|Expected|out of range"):
         decode("snapshot", "outcome", bad)
     storage, path = MemoryStorage(lambda: 0.0), names.history("20260101T000000Z", "snapshot", RUN, "outcome")
     storage.create(path, f"{json.dumps(bad)}\n{json.dumps(TAKEN.encode())}\n".encode())

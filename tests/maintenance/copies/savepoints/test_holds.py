@@ -154,7 +154,7 @@ def test_a_hold_that_cannot_be_read_stops_retention(disks: Roots, tmp_path: Path
     source, _ = disks
     query = own(source, tmp_path)
     source.create(savepoint_names.hold(MAINTAINER.ids.fresh()), b'{"batch": -1}')
-    with pytest.raises(Exception, match="is no valid hold of a batch"):
+    with pytest.raises(Exception, match="is not a valid hold of a batch"):
         query.gc()
 
 
