@@ -96,8 +96,11 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
 
 def _of_removed(one: View, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings of a store whose partition a rescale removed, as warnings: only a rewind can need it. If it has no
-    version with a file, retention has deleted it, a copy has left it out, or a rewind has moved a later rescale away."""
+    version with a file, retention has deleted it, a copy has left it out, or a rewind has moved a later rescale away. If
+    all its versions are before a switchover, no rewind needs them either."""
     if not one.chain.files.changelogs and not one.chain.files.snapshots:
+        return
+    if one.chain.head.version < one.oldest:
         return
     lost = f"; a rewind to {ranges(one.lost)} is not possible" if one.lost else ""
     for finding in findings:

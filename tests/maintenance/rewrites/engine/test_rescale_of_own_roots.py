@@ -48,6 +48,20 @@ def test_a_root_is_rescaled_up_and_down_and_back(in_batch_logs: bool, tmp_path: 
         before = all_rows(tmp_path / "root")
 
 
+def test_versions_of_removed_partitions_before_a_switchover_are_no_finding(tmp_path: Path) -> None:
+    """The switchover to V1 moves their snapshots aside. No start needs them, and no rewind can."""
+    root = rooted(tmp_path, partitions=2)
+    root.grow(2)
+    rescale(root.storage, 5, tmp_path)
+    root.grow(2)
+    switch(root.storage, Structure.V1, tmp_path)
+    switch(root.storage, Structure.V2, tmp_path)
+    clean(root.storage, tmp_path)
+    rescale(root.storage, 2, tmp_path)
+    clean(root.storage, tmp_path)
+    root.assert_right(2)
+
+
 def test_the_command_reports_no_appended_batch_and_asks_for_no_file_sink(tmp_path: Path) -> None:
     rooted(tmp_path).grow(2)
     command = ["rescale", str(tmp_path / "root"), "--partitions", "3", "--scratch", str(tmp_path)]
