@@ -351,6 +351,7 @@ def look(played: Played) -> str:
             continue
         # By default, `diff` compares the two newest batches: after a rescale, they have different stores.
         is_across = arguments[0] == "diff" and "was repartitioned between them" in told.output
+        is_across |= arguments[0] == "diff" and world.history.newest - 1 < world.history.floor
         if told.exit_code not in (0, checks.FINDINGS) and not is_across:
             raise Failure(arguments[0], str(told))
         follow(world, told.output, played.counts)
@@ -433,6 +434,11 @@ def clone(played: Played) -> str:
     batch = _batch_to_copy(played)
     to = world.another_root("clone")
     told = called("clone", world.root, to, "--batch", batch, STOPPED, *world.options)
+    structures = {entry.structure for number, entry in played.history.batches.items() if number >= batch}
+    if told.exit_code and len(structures) > 1 and "version_not_loadable" in told.output:
+        # A switchover to V1 moves the snapshots of V2 aside.
+        played.counts["rejections"] += 1
+        return f"clone --batch {batch}: rejected"
     if told.exit_code:
         _rejected_wrongly(played, told)
     if world.is_job:
@@ -459,7 +465,10 @@ def mirror(played: Played) -> str:
     told = called("mirror", world.root, world.mirror, STOPPED, *world.options)
     if told.exit_code and played.entry.provider is Provider.HDFS_BACKED:
         world.mirror = None
-        return _unsupported(played, told)
+        played.counts["rejections"] += 1
+        # The way back is another provider, so the mirror may have diverged.
+        follow(world, "" if played.history.is_begun else _reasons(told), played.counts)
+        return "mirror: rejected, as it does not support the default provider"
     if told.exit_code and world.mirror_is_behind:
         # The history of the mirror is another one. The rejection names the way to a new mirror.
         played.counts["rejections"] += 1
