@@ -13,6 +13,7 @@ env: .venv/.made
 .venv/.made: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
 		{ echo "Statekeeper needs Python 3.11, 3.12 or 3.13: https://www.python.org/downloads/"; exit 1; }
+	@echo "Installing the dependencies for $$($(PYTHON) --version) into .venv; the first time this takes some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
