@@ -9,12 +9,13 @@ or running, the query waits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
-from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format import json_records
+from statekeeper.statestore.format.json_records import About, Record
 
 FORMAT = 1
 _FIRST_PAUSE_SECONDS = 60.0
@@ -64,7 +65,16 @@ class Cursor:
         """Encode as text; equal cursors give equal texts."""
         asked = {name: asdict(one) for name, one in self.asked.items()}
         body = {"asked": asked, "gone_since": self.gone_since_seconds, "added": sorted(self.added)}
-        return json.dumps({"format": FORMAT, **body}, sort_keys=True)
+        return json_records.encoded({"format": FORMAT, **body}, sort_keys=True).decode()
+
+
+class _Written(Record):
+    """A cursor as text. Cursors of earlier builds have no `added`: such a sensor has requested a run for each partition
+    that it added."""
+
+    asked: dict[str, Asked]
+    gone_since: dict[str, float]
+    added: frozenset[str] | None = None
 
 
 def parse(text: str | None) -> Cursor | None:
@@ -72,24 +82,10 @@ def parse(text: str | None) -> Cursor | None:
     if not text:
         return Cursor()
     try:
-        body = json.loads(text)
-        if body["format"] != FORMAT:
-            return None
-        asked = {
-            str(name): Asked(
-                int(one["version"]),
-                int(one["attempts"]),
-                float(one["at_seconds"]),
-                None if one.get("versions") is None else int(one["versions"]),
-            )
-            for name, one in body["asked"].items()
-        }
-        gone_since = {str(name): float(since) for name, since in body["gone_since"].items()}
-        # Cursors of earlier builds do not have it. Such a sensor has requested a run for each partition that it added.
-        added = frozenset(map(str, body.get("added", asked)))
-        return Cursor(asked, gone_since, added)
-    except BAD_VALUES:
+        found = json_records.decoded(_Written, text.encode(), "cursor", About("cursor"), only_format=FORMAT)
+    except (CorruptFile, UnicodeEncodeError):
         return None
+    return Cursor(found.asked, found.gone_since, frozenset(found.asked) if found.added is None else found.added)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, HalfS
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import parse_entry
 from statekeeper.statestore.format.json_records import (
+    About,
     CheckpointId,
     Count,
     Number,
@@ -34,7 +35,6 @@ from statekeeper.statestore.format.json_records import (
     TableName,
     decoded,
     encoded,
-    invalid,
     require_format,
 )
 from statekeeper.statestore.format.names import StorePath, VersionId, parse_store_file
@@ -43,8 +43,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.storage import Storage
 
-_OF_RECORD = {"name": "journal", "then": "the rewrite cannot be finished or reversed"}
-"""For the errors of records."""
+_ABOUT = About("journal", then="the rewrite cannot be finished or reversed")
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> OpenJourna
     made = {}
     for name, path in parts.items():
         if name in by_name:
-            made[by_name[name]] = decoded(Made, storage.read(path), path, **_OF_RECORD)
+            made[by_name[name]] = decoded(Made, storage.read(path), path, _ABOUT)
     return OpenJournal(begun, made, "cleared" in parts)
 
 
@@ -413,7 +412,7 @@ def ending(storage: Storage, begun: Begun) -> Ending | None:
 
 
 def _ending(storage: Storage, path: str) -> Ending:
-    return decoded(_Ended, storage.read(path), path, **_OF_RECORD).how
+    return decoded(_Ended, storage.read(path), path, _ABOUT).how
 
 
 def _listed(storage: Storage) -> list[str]:
@@ -480,15 +479,15 @@ _SAME = tuple(one for one in _Written.__struct_fields__ if one not in ("format",
 
 
 def _parse_begun(data: bytes, number: int, path: str) -> Begun:
-    require_format(data, path, (_FORMAT, _FORMAT_OF_OTHERS), name="journal")
-    written = decoded(_Written, data, path, **_OF_RECORD)
+    require_format(data, path, _ABOUT, (_FORMAT, _FORMAT_OF_OTHERS))
+    written = decoded(_Written, data, path, _ABOUT)
     provider = Provider.ROCKSDB if written.provider is UNSET else written.provider
     stores, reused = {}, set()
     for one in written.stores:
         store = StorePath(one.operator, one.partition, one.store, provider)
         file = parse_store_file(one.snapshot, provider)
         if file is None:
-            raise invalid(f"{one.snapshot[:100]!r} is not the name of a snapshot", path, **_OF_RECORD)
+            raise _ABOUT.invalid(f"{one.snapshot[:100]!r} is not the name of a snapshot", path)
         stores[store] = replace(file.version, digest=one.digest)
         if one.reused:
             reused.add(store)
@@ -497,7 +496,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
         is_evolution = written.rewrite is RewriteKind.EVOLVE
         allowed = [of_schemas, of_schemas[:1]] if is_evolution else [files_to_replace(written.batch, stores)]
         if list(written.replaced) not in allowed:
-            raise invalid("this rewrite replaces other files", path, **_OF_RECORD)
+            raise _ABOUT.invalid("this rewrite replaces other files", path)
     if written.schemas:
         # Imported on demand: no other rewrite needs Arrow's types.
         from statekeeper.statestore.format.types import arrow_schema
@@ -507,7 +506,7 @@ def _parse_begun(data: bytes, number: int, path: str) -> Begun:
                 arrow_schema(change.before)
                 arrow_schema(change.after)
             except BAD_VALUES as error:
-                raise invalid(error, path, **_OF_RECORD) from error
+                raise _ABOUT.invalid(error, path) from error
     return Begun(
         number=number,
         stores=stores,

@@ -273,11 +273,6 @@ def _are_store(operator: str, partition: str) -> bool:
     return is_number and int(operator) <= LARGEST_NUMBER and int(partition) < MOST_PARTITIONS
 
 
-def is_table_name(name: str) -> bool:
-    """Return whether this is a valid name of a table below `SSTs/`."""
-    return TABLE_NAME.fullmatch(name) is not None
-
-
 def is_store_name(name: str) -> bool:
     """Return whether this is a valid name of a store. The name becomes a folder."""
     return STORE_NAME.fullmatch(name) is not None

@@ -15,16 +15,12 @@ from statekeeper.statestore.format.names import (
     MOST_PARTITIONS,
     is_checkpoint_id,
     is_store_name,
-    is_table_name,
 )
 
 MOST_JSON_VALUES = 2_000_000
 """Maximum number of values in a JSON text, which determines its memory. The commit of 400,000 stores, or a list of 500,000
 files, has fewer. The limit of its file limits the size of the text."""
 
-YEAR_10000_MS = 253_402_300_800_000
-"""A date cannot show it."""
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -78,13 +74,6 @@ def store_name(value: object) -> str:
     return value
 
 
-def table_name(value: object) -> str:
-    """Return the value. Raises `ValueError` if it is not a valid name of a table in storage."""
-    if not isinstance(value, str) or not is_table_name(value):
-        raise ValueError(f"{str(value)[:40]!r} is not a valid name of a table")
-    return value
-
-
 def partition_count(value: object) -> int:
     """Return the value. Raises `ValueError` if it is not a number from 1 to `MOST_PARTITIONS`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST_PARTITIONS:
@@ -113,31 +102,10 @@ def count(value: object) -> int:
     return value
 
 
-def unix_ms(value: object) -> int:
-    """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in milliseconds."""
-    if not 0 <= count(value) < YEAR_10000_MS:
-        raise ValueError(f"{value} is not a time in milliseconds")
-    return count(value)
-
-
-def unix_seconds(value: object) -> float:
-    """Return the value. Raises `ValueError` if it is not a time from 1970 to 9999 in seconds."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < YEAR_10000_MS / 1000:
-        raise ValueError(f"{str(value)[:40]} is not a time in seconds")
-    return float(value)
-
-
 def text(value: object) -> str:
     """Return the value. Raises `ValueError` if it is not a text."""
     if not isinstance(value, str):
         raise ValueError(f"{str(value)[:40]!r} is not a text")
-    return value
-
-
-def uuid_text(value: object) -> str:
-    """Return the value. Raises `ValueError` if it is not a lower-case UUID."""
-    if not isinstance(value, str) or not _UUID.fullmatch(value):
-        raise ValueError(f"{str(value)[:40]!r} is not a UUID")
     return value
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import json_records, names
 from statekeeper.statestore.format.untrusted import json_object
 from statekeeper.statestore.storage import Storage, read_or_none
 from statekeeper.statestore.storage.batch_logs import BatchLogs
@@ -76,34 +76,7 @@ class OutputRecord:
     rows: str | None = None
     files: tuple[Mapping[str, Any], ...] | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON of the record."""
-        body: dict[str, Any] = {"columns": self.columns}
-        if self.sink is not None:
-            body["sink"] = position_json(self.sink)
-        if self.rows is not None:
-            body["rows"] = self.rows
-        if self.files is not None:
-            body["files"] = [dict(file) for file in self.files]
-        return body
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> OutputRecord:
-        """Parse the JSON of a record. Raises the errors of `BAD_VALUES`."""
-        files = body.get("files")
-        return cls(
-            columns=str(body["columns"]),
-            sink=parsed_position(body.get("sink")),
-            rows=None if body.get("rows") is None else str(body["rows"]),
-            files=None if files is None else tuple(dict(file) for file in files),
-        )
-
-
-def position_json(position: SinkPosition) -> dict[str, Any]:
-    """Return the JSON of a position."""
-    return {"table": position.table, "version": position.version}
-
 
 def parsed_position(body: Mapping[str, Any] | None) -> SinkPosition | None:
-    """Parse the JSON of a position; None if there is none. Raises the errors of `BAD_VALUES`."""
-    return SinkPosition(str(body["table"]), int(body["version"])) if body else None
+    """Parse the JSON of a position; None if there is none. Raises `ValueError`."""
+    return json_records.converted(SinkPosition, body) if body else None

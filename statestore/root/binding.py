@@ -7,10 +7,11 @@ The value schemas of a later batch are in `columns`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, field
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.durations import utc
@@ -21,10 +22,10 @@ from statekeeper.statestore.base.errors import (
     ForeignRoot,
     RootLost,
     SchemaMismatch,
-    UnknownFormatVersion,
 )
-from statekeeper.statestore.format import names, operators, prefix_columns
-from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object, partition_count, unix_seconds
+from statekeeper.statestore.format import json_records, names, operators, prefix_columns
+from statekeeper.statestore.format.json_records import About, PartitionCount, Record, UnixSeconds
+from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.root import columns as later_schemas
 from statekeeper.statestore.root.columns import ColumnChange, ColumnMapping, LaterSchemas, OlderSchemas, StoreSchema
 from statekeeper.statestore.root.declaration import (
@@ -37,6 +38,8 @@ from statekeeper.statestore.storage import Storage, read_or_none
 from statekeeper.statestore.storage.exclusive import require_exclusive_create
 
 _FORMAT = 1
+_ABOUT = About("binding", then="the root cannot be opened")
+_PrefixColumns = Annotated[int, Meta(ge=prefix_columns.OF_STATE, le=prefix_columns.OF_DUE_KEYS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,102 +280,54 @@ def _evolved(binding: Binding, later: LaterSchemas) -> tuple[Binding, OlderSchem
     return binding, previous
 
 
+class _WrittenStore(Record, omit_defaults=True):
+    """A `StoreSchema` in the file."""
+
+    name: str
+    key_json: str = field(name="key")
+    value_json: str = field(name="value")
+    prefix_columns: _PrefixColumns = field(name="prefixColumns", default=prefix_columns.OF_STATE)
+
+
+class _WrittenClaim(Record):
+    """A `Claim` in the file."""
+
+    at_seconds: UnixSeconds = field(name="at")
+    by: str
+    former: str
+
+
+class _Written(Record, omit_defaults=True):
+    """A `Binding` in the file."""
+
+    root_id: str = field(name="root")
+    query_id: str = field(name="query")
+    partitions: PartitionCount
+    key_groups: int = field(name="keyGroups")
+    stores: tuple[_WrittenStore, ...]
+    claim: _WrittenClaim | None = None
+    former_ids: tuple[str, ...] = field(name="formerQueries", default=())
+    initial: bool = False
+    evolution: str = ""
+    inputs: tuple[str, ...] = ()
+    ticks: bool = False
+
+
 def encode_binding(binding: Binding) -> bytes:
     """Encode `binding.json`."""
-    body: dict[str, Any] = {
-        "format": _FORMAT,
-        "root": binding.root_id,
-        "query": binding.query_id,
-        "partitions": binding.partitions,
-        "keyGroups": binding.key_groups,
-        "stores": [_store_body(store) for store in binding.stores],
-    }
-    if binding.claim is not None:
-        body["claim"] = {"at": binding.claim.at_seconds, "by": binding.claim.by, "former": binding.claim.former}
-    if binding.former_ids:
-        body["formerQueries"] = list(binding.former_ids)
-    if binding.initial:
-        body["initial"] = True
-    if binding.evolution:
-        body["evolution"] = binding.evolution
-    if binding.inputs:
-        body["inputs"] = list(binding.inputs)
-    if binding.ticks:
-        body["ticks"] = True
-    return json.dumps(body, indent=1).encode()
-
-
-def _store_body(store: StoreSchema) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": store.name, "key": store.key_json, "value": store.value_json}
-    if store.prefix_columns != prefix_columns.OF_STATE:
-        body["prefixColumns"] = store.prefix_columns
-    return body
-
-
-def _parsed_store(body: Mapping[str, Any]) -> StoreSchema:
-    prefix = body.get("prefixColumns", prefix_columns.OF_STATE)
-    if prefix not in (prefix_columns.OF_STATE, prefix_columns.OF_DUE_KEYS):
-        raise ValueError("no number of prefix columns")
-    return StoreSchema(str(body["name"]), str(body["key"]), str(body["value"]), prefix)
-
-
-def _parsed_claim(body: Any) -> Claim | None:
-    if body is None:
-        return None
-    return Claim(at_seconds=unix_seconds(body["at"]), by=str(body["by"]), former=str(body["former"]))
-
-
-def _parsed_flag(body: Mapping[str, Any], name: str) -> bool:
-    flag = body.get(name, False)
-    if not isinstance(flag, bool):
-        raise TypeError(name)
-    return flag
-
-
-def _parsed_names(body: Mapping[str, Any], name: str, default: list[str]) -> tuple[str, ...]:
-    held = body.get(name, default)
-    if not isinstance(held, list):
-        raise TypeError(name)
-    return tuple(map(str, held))
-
-
-def _parsed_former_ids(body: dict[str, Any], claim: Claim | None) -> tuple[str, ...]:
-    """The former ids. Files of earlier releases have only that of the claim."""
-    of_claim = [] if claim is None or claim.former == body["query"] else [claim.former]
-    return _parsed_names(body, "formerQueries", of_claim)
+    written = json_records.as_json(json_records.recast(_Written, binding))
+    return json_records.encoded({"format": _FORMAT, **written}, indent=1)
 
 
 def parse_binding(data: bytes) -> Binding:
     """Parse `binding.json`, without later schemas. Raises `CorruptFile`, `UnknownFormatVersion`."""
-    body = json_object(data, names.BINDING)
-    if body.get("format") != _FORMAT:
-        raise UnknownFormatVersion(
-            f"has binding format {body.get('format')!r}, but this release only knows {_FORMAT}; nothing was changed",
-            path=names.BINDING,
-            hint="upgrade Statekeeper",
-        )
-    try:
-        stores = tuple(_parsed_store(store) for store in body["stores"])
-        claim = _parsed_claim(body.get("claim"))
-        return Binding(
-            root_id=str(body["root"]),
-            query_id=str(body["query"]),
-            partitions=partition_count(body["partitions"]),
-            key_groups=int(body["keyGroups"]),
-            stores=stores,
-            claim=claim,
-            former_ids=_parsed_former_ids(body, claim),
-            initial=_parsed_flag(body, "initial"),
-            evolution=str(body.get("evolution", "")),
-            inputs=_parsed_names(body, "inputs", []),
-            ticks=_parsed_flag(body, "ticks"),
-        )
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            "has missing or invalid fields; the root cannot be opened",
-            path=names.BINDING,
-            hint="restore the file from a backup",
-        ) from error
+    json_records.require_format(data, names.BINDING, _ABOUT, [_FORMAT])
+    binding = json_records.recast(Binding, json_records.decoded(_Written, data, names.BINDING, _ABOUT))
+    claim = binding.claim
+    if claim is None or binding.former_ids or claim.former == binding.query_id:
+        return binding
+    # Files of earlier releases have only the former id of the claim.
+    return replace(binding, former_ids=(claim.former,))
 
 
 def rows_at(storage: Storage, batch: int, paths: Collection[str]) -> Mapping[str, bytes]:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch
-from statekeeper.statestore.format import names, prefix_columns
-from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object, parsed_json
+from statekeeper.statestore.base.errors import SchemaMismatch
+from statekeeper.statestore.format import json_records, names, prefix_columns
+from statekeeper.statestore.format.json_records import About, Count, Record
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 from statekeeper.statestore.storage import Storage
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _EVOLVE = "stop the job and run: statekeeper evolve ROOT --schema FILE"
+_ABOUT = About("list of schemas", then="the root cannot be opened")
 _UNCHANGED = "the job cannot start with this root; the state is unchanged"
 
 
@@ -264,7 +266,7 @@ def encode(values: Mapping[str, str], changes: Iterable[ColumnChange]) -> bytes:
     for change in changes:
         if LaterSchema(change.after).change_from(change.store, change.before) != change:
             body[change.store] = {"value": change.after, "sources": list(change.sources)}
-    return json.dumps(body, sort_keys=True).encode()
+    return json_records.encoded(body, sort_keys=True)
 
 
 def read(storage: Storage) -> LaterSchemas:
@@ -279,25 +281,25 @@ def read(storage: Storage) -> LaterSchemas:
 
 def parse(data: bytes, path: str) -> Mapping[str, LaterSchema]:
     """Parse the file of one batch. Raises `CorruptFile`."""
-    body = json_object(data, path)
+    body = json_records.decoded(dict[str, str | _Moved], data, path, _ABOUT)
     try:
-        return {name: _parsed(one) for name, one in body.items()}
+        return {name: LaterSchema(one) if isinstance(one, str) else _parsed(one) for name, one in body.items()}
     except BAD_VALUES as error:
-        raise CorruptFile(
-            "has invalid schemas; the root cannot be opened", path=path, hint="restore the file from a backup"
-        ) from error
+        raise _ABOUT.invalid(error, path) from error
 
 
-def _parsed(body: object) -> LaterSchema:
-    if not isinstance(body, dict):
-        return LaterSchema(str(body))
-    sources = body["sources"]
-    if not isinstance(sources, list) or not all(one is None or (type(one) is int and one >= 0) for one in sources):
-        raise ValueError("no places of columns")
-    kept = [one for one in sources if one is not None]
-    if kept != sorted(set(kept)) or len(sources) != _width(str(body["value"])):
+class _Moved(Record):
+    """A `LaterSchema` with sources in the file."""
+
+    value: str
+    sources: tuple[Count | None, ...]
+
+
+def _parsed(moved: _Moved) -> LaterSchema:
+    kept = [one for one in moved.sources if one is not None]
+    if kept != sorted(set(kept)) or len(moved.sources) != _width(moved.value):
         raise ValueError("other places of columns than the schema has")
-    return LaterSchema(str(body["value"]), tuple(sources))
+    return LaterSchema(moved.value, moved.sources)
 
 
 def _width(schema_json: str) -> int:

@@ -17,10 +17,11 @@ Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit dec
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import (
@@ -33,8 +34,9 @@ from statekeeper.statestore.base.errors import (
     WrongInitial,
 )
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
-from statekeeper.statestore.format import batch_log, logs, names, operators
+from statekeeper.statestore.format import batch_log, json_records, logs, names, operators
 from statekeeper.statestore.format.batch_log import Place
+from statekeeper.statestore.format.json_records import About, Count, Record
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.untrusted import BAD_VALUES
@@ -43,14 +45,14 @@ from statekeeper.statestore.root.attempts import (
     DEFAULT_OUTPUT,
     OutputRecord,
     SinkPosition,
-    parsed_position,
-    position_json,
 )
 from statekeeper.statestore.root.binding import Binding, Bound, bind, require_bindable, require_owner
 from statekeeper.statestore.root.columns import ColumnChange, ColumnMapping, schema_digest
 from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import Storage, read_or_none
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
+
+_ABOUT = About("record of an attempt", then="the attempt is unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,28 +205,11 @@ class StateRoot:
         """
         if pending.initial is not None:
             self._require_same_initial(pending.initial)
-        body: dict[str, Any] = {
-            "root": pending.root_id,
-            "query": pending.query_id,
-            "batch": pending.batch,
-            "attempt": pending.attempt,
-            "sources": list(pending.sources),
-            "schema": pending.schema,
-            "ids": {str(operator): list(ids) for operator, ids in pending.ids.items()},
-            "structure": pending.structure.value,
-        }
-        if pending.sink is not None:
-            body["sink"] = position_json(pending.sink)
-        if pending.outputs:
-            body["outputs"] = {name: output.as_json() for name, output in pending.outputs.items()}
-        if pending.initial is not None:
-            body["initial"] = pending.initial
-        if pending.watermark_ms:
-            body["watermark_ms"] = pending.watermark_ms
+        body = json_records.as_json(json_records.recast(_Written, pending))
         if metrics is not None:
             body["metrics"] = metrics.as_json()
         if changelogs is None:
-            path, data = names.pending(pending.batch, pending.attempt), json.dumps(body).encode()
+            path, data = names.pending(pending.batch, pending.attempt), json_records.encoded(body)
         else:
             version, tag = pending.batch + 1, batch_log.tag_of(pending.attempt)
             path, data = names.batch_log(version, tag), batch_log.encode(version, tag, body, changelogs)
@@ -382,28 +367,37 @@ class StateRoot:
                 self.storage.replace(path, body)
 
 
+class _WrittenOutput(Record, omit_defaults=True):
+    """An `OutputRecord` in the file."""
+
+    columns: str
+    sink: SinkPosition | None = None
+    rows: str | None = None
+    files: tuple[dict[str, Any], ...] | None = None
+
+
+class _Written(Record, kw_only=True, omit_defaults=True):
+    """A `Pending` in the file. That of an earlier release has no structure."""
+
+    root_id: str = msgspec.field(name="root")
+    query_id: str = msgspec.field(name="query")
+    batch: Count
+    attempt: str
+    sources: tuple[str, ...]
+    schema: str
+    ids: Mapping[int, tuple[str, ...]]
+    structure: Structure = msgspec.field(default_factory=lambda: Structure.V2)  # written also if it is the default
+    sink: SinkPosition | None = None
+    outputs: Mapping[str, _WrittenOutput] = {}
+    initial: str | None = None
+    watermark_ms: int = 0
+
+
 def _parsed_pending(body: Mapping[str, Any], path: str) -> Pending:
     try:
-        return Pending(
-            batch=int(body["batch"]),
-            attempt=str(body["attempt"]),
-            root_id=str(body["root"]),
-            query_id=str(body["query"]),
-            sources=tuple(str(source) for source in body["sources"]),
-            schema=str(body["schema"]),
-            ids={int(operator): tuple(str(i) for i in ids) for operator, ids in body["ids"].items()},
-            structure=Structure(body.get("structure", Structure.V2)),
-            sink=parsed_position(body.get("sink")),
-            initial=None if body.get("initial") is None else str(body["initial"]),
-            watermark_ms=int(body.get("watermark_ms", 0)),
-            outputs={str(name): OutputRecord.from_json(of) for name, of in (body.get("outputs") or {}).items()},
-        )
+        return json_records.recast(Pending, json_records.converted(_Written, body))
     except BAD_VALUES as error:
-        raise CorruptFile(
-            "has missing or invalid fields; the attempt is unknown",
-            path=path,
-            hint="restore the file from a backup",
-        ) from error
+        raise _ABOUT.invalid(error, path) from error
 
 
 def _initial_rows(digest: object) -> str:

@@ -5,10 +5,15 @@ The driver records them with each attempt, because the query's process is not th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from statekeeper.statestore.format import json_records
+from statekeeper.statestore.format.json_records import Count
+
+_Figure = Annotated[float, Meta(ge=0, lt=1e18)]
 _SECONDS_OF_A_DAY = 24 * 3600
 
 
@@ -41,19 +46,19 @@ class QueryMetrics:
     back_pressure_seconds  time that tasks waited for their own uploads before the commit
     """
 
-    batches: int
-    seconds: float
-    writes: int = 0
-    reads: int = 0
-    hedges_sent: int = 0
-    hedges_won: int = 0
-    wait_seconds: float = 0.0
-    record_bytes: int = 0
-    members: int = 0
-    record_milliseconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    uploaded_bytes: int = 0
-    early_bytes: int = 0
-    back_pressure_seconds: float = 0.0
+    batches: Count
+    seconds: _Figure
+    writes: Count = 0
+    reads: Count = 0
+    hedges_sent: Count = 0
+    hedges_won: Count = 0
+    wait_seconds: _Figure = 0.0
+    record_bytes: Count = 0
+    members: Count = 0
+    record_milliseconds: tuple[_Figure, _Figure, _Figure] = (0.0, 0.0, 0.0)
+    uploaded_bytes: Count = 0
+    early_bytes: Count = 0
+    back_pressure_seconds: _Figure = 0.0
 
     @property
     def early_share(self) -> float | None:
@@ -73,18 +78,7 @@ class QueryMetrics:
     def parse(cls, body: object) -> QueryMetrics | None:
         """Parse the figures of a record; None if it has none, or others than this release knows. They are only shown, so
         a record without them is not an error."""
-        if not isinstance(body, Mapping):
-            return None
-        known = {one.name for one in fields(cls)}
-        found = {str(name): value for name, value in body.items() if name in known}
-        percentiles = found.pop("record_milliseconds", None)
-        if not isinstance(percentiles, list) or len(percentiles) != 3:
-            return None
-        numbers = [*found.values(), *percentiles]
-        if not all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1e18 for one in numbers):
-            return None
-        first, second, third = (float(one) for one in percentiles)
         try:
-            return cls(**found, record_milliseconds=(first, second, third))
-        except TypeError:
+            return None if body is None else json_records.converted(cls, body)
+        except ValueError:
             return None

@@ -333,7 +333,7 @@ def test_a_binding_whose_record_of_initial_rows_is_no_boolean_is_rejected(storag
     body = json.loads(storage.read(names.BINDING)) | {"initial": "no"}
     storage.replace(names.BINDING, json.dumps(body).encode())
     assert root.binding.initial is False
-    with pytest.raises(CorruptFile, match="missing or invalid fields"):
+    with pytest.raises(CorruptFile, match="is not a valid binding"):
         opened(storage)
 
 

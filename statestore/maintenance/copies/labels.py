@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format import savepoint_names as names
-from statekeeper.statestore.format.untrusted import BAD_VALUES, count, json_object, text, unix_ms
+from statekeeper.statestore.format.json_records import About, Count, Text, UnixMs
 from statekeeper.statestore.storage import Storage, read_or_none
 
 _FORMAT = 1
+_ABOUT = About("record of a savepoint", hint="restore the file from a backup, or delete it")
 
 
 class Content(StrEnum):
@@ -38,10 +38,10 @@ class Label:
     note: str
     content: Content
     source: str
-    destination: str
-    batch: int
-    size_bytes: int
-    created_at_ms: int
+    destination: Text
+    batch: Count
+    size_bytes: Count
+    created_at_ms: UnixMs
     deleting: bool = False
 
     def encoded(self) -> bytes:
@@ -49,7 +49,7 @@ class Label:
         body = {"format": _FORMAT, **asdict(self)}
         if not self.deleting:
             del body["deleting"]
-        return json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
+        return json_records.encoded(body, sort_keys=True, ensure_ascii=False)
 
     def is_same(self, other: Label) -> bool:
         """Return whether both are the same savepoint."""
@@ -91,26 +91,7 @@ def listed(storage: Storage) -> Labels:
 
 
 def _parsed(data: bytes, path: str) -> Label:
-    try:
-        body: dict[str, Any] = json_object(data, path)
-        if body["format"] != _FORMAT or not names.is_label(text(body["label"])):
-            raise ValueError(f"format {body['format']!r}, label {str(body['label'])[:100]!r}")
-        if not text(body["destination"]):
-            raise ValueError("the destination is empty")
-        return Label(
-            label=text(body["label"]),
-            note=text(body["note"]),
-            content=Content(body["content"]),
-            source=text(body["source"]),
-            destination=text(body["destination"]),
-            batch=count(body["batch"]),
-            size_bytes=count(body["size_bytes"]),
-            created_at_ms=unix_ms(body["created_at_ms"]),
-            deleting=body.get("deleting") is True,
-        )
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            f"is no valid record of a savepoint: {error}",
-            path=path,
-            hint="restore the file from a backup, or delete it",
-        ) from error
+    label = json_records.decoded(Label, data, path, _ABOUT, only_format=_FORMAT)
+    if not names.is_label(label.label):
+        raise _ABOUT.invalid(f"{label.label[:100]!r} is not a valid label", path)
+    return label

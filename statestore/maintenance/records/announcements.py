@@ -15,11 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from statekeeper.statestore.format import json_records, names
-from statekeeper.statestore.format.json_records import Record
+from statekeeper.statestore.format.json_records import About, Record
 from statekeeper.statestore.storage import Storage, read_or_none
 
 DELETES_FOR_SECONDS = 3600.0
 LIFE_SECONDS = 24 * 3600.0
+_ABOUT = About(
+    "list of planned deletions",
+    "Statekeeper cannot tell which files a run of gc is deleting",
+    "the query is not affected. When the list is more than one day old, no run of gc uses it: then delete it",
+)
 
 
 class _Announced(Record):
@@ -45,13 +50,7 @@ def pending_delete(storage: Storage) -> frozenset[str]:
     """
     found: set[str] = set()
     for entry in storage.list(names.DELETING):
-        lines = json_records.decoded_lines(
-            _Announced,
-            read_or_none(storage, entry.path) or b"",
-            entry.path,
-            name="list of planned deletions",
-            then="Statekeeper cannot tell which files a run of gc is deleting",
-            hint="the query is not affected. When the list is more than one day old, no run of gc uses it: then delete it",
-        )
+        data = read_or_none(storage, entry.path) or b""
+        lines = json_records.decoded_lines(_Announced, data, entry.path, _ABOUT)
         found.update(line.delete for line in lines)
     return frozenset(found)

@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format import json_records, names, savepoint_names
-from statekeeper.statestore.format.json_records import Count
+from statekeeper.statestore.format.json_records import About, Count
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records.announcements import LIFE_SECONDS
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
+_ABOUT = About("hold of a batch", hint="make sure that no clone, mirror or savepoint is running. Then delete the file")
 _ONLY_ADDS = frozenset({"snapshot"})
 """Verbs that delete or move no file of the checkpoint."""
 
@@ -119,5 +120,4 @@ def _is_expired(entry: Entry, now_seconds: float) -> bool:
 
 
 def _parsed(data: bytes, path: str) -> Hold:
-    hint = "make sure that no clone, mirror or savepoint is running. Then delete the file"
-    return json_records.decoded(Hold, data, path, name="hold of a batch", hint=hint)
+    return json_records.decoded(Hold, data, path, _ABOUT)

@@ -27,7 +27,7 @@ from threading import Lock
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, LeaseLost, RootHeld, StatekeeperError
 from statekeeper.statestore.format import json_records, names
-from statekeeper.statestore.format.json_records import UnixSeconds
+from statekeeper.statestore.format.json_records import About, UnixSeconds
 from statekeeper.statestore.storage import CheckedStorage, Entry, Storage, read_or_none
 
 LIFE_SECONDS = 600.0
@@ -161,9 +161,7 @@ def current(storage: Storage) -> LeaseState | None:
         Lease,
         data,
         entry.path,
-        name="lease",
-        then="no maintenance can start on this root",
-        hint=f"release the lease: {_breaking(storage)}",
+        About("lease", "no maintenance can start on this root", f"release the lease: {_breaking(storage)}"),
     )
     return LeaseState(replace(lease, epoch=epoch), entry.modified_at_seconds)
 

@@ -204,7 +204,7 @@ def test_a_damaged_record_of_outputs_is_reported_with_its_file(tmp_path: Path) -
     attempt = "11111111-0000-4000-8000-00000000000a"
     body = {"root": "", "query": "", "batch": 0, "attempt": attempt, "sources": [], "schema": "", "ids": {}}
     root.storage.create(names.pending(0, attempt), json.dumps({**body, "outputs": {"facts": {"files": []}}}).encode())
-    with pytest.raises(CorruptFile, match="missing or invalid fields"):
+    with pytest.raises(CorruptFile, match="is not a valid record of an attempt"):
         root.pending(0, attempt)
 
 

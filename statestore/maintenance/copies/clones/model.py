@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.contents.chain import Chain
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import json_records, names
 from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.json_records import About, Count
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
 from statekeeper.statestore.storage.base import Location
 
 _FORMAT = 1
+_ABOUT = About("record of a clone", hint="clone to an empty location")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,32 +31,19 @@ class CloneRecord:
     """
 
     source: str
-    batch: int
+    batch: Count
     query: str
     root: str
 
     def encoded(self) -> bytes:
         """Encode the record."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True).encode()
+        return json_records.encoded({"format": _FORMAT, **asdict(self)}, sort_keys=True)
 
 
 def read(storage: Storage) -> CloneRecord | None:
     """Read the record of a clone; None if the root is no clone. Raises `CorruptFile`, `StorageError`."""
     data = read_or_none(storage, names.CLONED)
-    return None if data is None else _parsed(json_object(data, names.CLONED))
-
-
-def _parsed(body: dict[str, Any]) -> CloneRecord:
-    try:
-        if body["format"] != _FORMAT:
-            raise ValueError(f"format {body['format']!r}")
-        return CloneRecord(
-            source=str(body["source"]), batch=int(body["batch"]), query=str(body["query"]), root=str(body["root"])
-        )
-    except BAD_VALUES as error:
-        raise CorruptFile(
-            f"is no valid record of a clone: {error}", path=names.CLONED, hint="clone to an empty location"
-        ) from error
+    return None if data is None else json_records.decoded(CloneRecord, data, names.CLONED, _ABOUT, only_format=_FORMAT)
 
 
 @dataclass(frozen=True, kw_only=True)

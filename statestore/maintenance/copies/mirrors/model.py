@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.contents.chain import Chain
-from statekeeper.statestore.format import mirror_names
+from statekeeper.statestore.format import json_records, mirror_names
 from statekeeper.statestore.format.file_source import Positions
+from statekeeper.statestore.format.json_records import About, Count, Record
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.untrusted import BAD_VALUES, json_object
 from statekeeper.statestore.maintenance.copies.clones import CloneFacts
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.storage import Storage, at_once, read_or_none
@@ -39,18 +40,27 @@ class MirrorRecord:
     source: str
     query: str
     root: str
-    batch: int = -1
-    first: int = 0
+    batch: Annotated[int, Meta(ge=-1)] = -1
+    first: Count = 0
 
     def encoded(self) -> bytes:
         """Encode the record."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True).encode()
+        return json_records.encoded({"format": _FORMAT, **asdict(self)}, sort_keys=True)
 
 
 def read(storage: Storage) -> MirrorRecord | None:
     """Read the record of a mirror; None if the root is no mirror. Raises `CorruptFile`, `StorageError`."""
     data = read_or_none(storage, mirror_names.MIRROR)
-    return None if data is None else _parsed(json_object(data, mirror_names.MIRROR))
+    about = About("record of a mirror", hint=_HINT)
+    return (
+        None
+        if data is None
+        else json_records.decoded(MirrorRecord, data, mirror_names.MIRROR, about, only_format=_FORMAT)
+    )
+
+
+class _Marked(Record):
+    files: dict[str, str]
 
 
 def read_marks(storage: Storage, numbers: list[int]) -> Marks:
@@ -58,12 +68,8 @@ def read_marks(storage: Storage, numbers: list[int]) -> Marks:
     found: dict[int, dict[str, str]] = {}
 
     def look(number: int) -> None:
-        path = mirror_names.mirrored(number)
-        body = json_object(storage.read(path), path)
-        try:
-            found[number] = {str(name): str(mark) for name, mark in dict(body["files"]).items()}
-        except BAD_VALUES as error:
-            raise CorruptFile(f"is no valid list of mirrored files: {error}", path=path, hint=_HINT) from error
+        path, about = mirror_names.mirrored(number), About("list of mirrored files", hint=_HINT)
+        found[number] = json_records.decoded(_Marked, storage.read(path), path, about).files
 
     at_once(look, numbers)
     return {path: mark for number in sorted(found) for path, mark in found[number].items()}
@@ -71,22 +77,7 @@ def read_marks(storage: Storage, numbers: list[int]) -> Marks:
 
 def encode_marks(marks: Marks) -> bytes:
     """Encode a list of copied files."""
-    return json.dumps({"format": _FORMAT, "files": dict(marks)}, sort_keys=True).encode()
-
-
-def _parsed(body: dict[str, Any]) -> MirrorRecord:
-    try:
-        if body["format"] != _FORMAT:
-            raise ValueError(f"format {body['format']!r}")
-        return MirrorRecord(
-            source=str(body["source"]),
-            query=str(body["query"]),
-            root=str(body["root"]),
-            batch=int(body["batch"]),
-            first=int(body["first"]),
-        )
-    except BAD_VALUES as error:
-        raise CorruptFile(f"is no valid record of a mirror: {error}", path=mirror_names.MIRROR, hint=_HINT) from error
+    return json_records.encoded({"format": _FORMAT, "files": marks}, sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)

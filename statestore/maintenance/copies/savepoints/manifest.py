@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_records import Count, Digest, Record
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.format.untrusted import BAD_VALUES, count, digest, json_object, text
 from statekeeper.statestore.maintenance.copies.savepoints.gather import RowsFacts
 from statekeeper.statestore.maintenance.copies.savepoints.plan import RowsPlan
-from statekeeper.statestore.maintenance.copies.savepoints.record import Part, StoreRows, invalid_manifest
+from statekeeper.statestore.maintenance.copies.savepoints.record import MANIFEST, Part, StoreRows
 from statekeeper.statestore.maintenance.copies.savepoints.write import Table, digest_sum
 
 _FORMAT = 1
@@ -60,22 +60,33 @@ def encode_manifest(
         "digest": f"{digest_sum(int(table['digest'], 16) for table in described):032x}",
         "tables": described,
     }
-    return json.dumps(body, indent=1, ensure_ascii=False).encode()
+    return json_records.encoded(body, indent=1, ensure_ascii=False)
+
+
+class _Table(Record):
+    path: str
+    problem: str | None
+
+
+class _Totals(Record):
+    """What `Summary` needs of a manifest."""
+
+    rows: Count
+    bytes: Count
+    digest: Digest
+    tables: tuple[_Table, ...]
 
 
 def summary_of(manifest: bytes) -> Summary:
     """Parse the totals in a manifest. Raises `CorruptFile`."""
-    try:
-        body = json_object(manifest, names.MANIFEST)
-        return Summary(
-            rows=count(body["rows"]),
-            bytes=count(body["bytes"]),
-            tables=len(body["tables"]),
-            digest=digest(body["digest"]),
-            untyped={text(one["path"]): text(one["problem"]) for one in body["tables"] if one["problem"] is not None},
-        )
-    except BAD_VALUES as error:
-        raise invalid_manifest(error) from error
+    found = json_records.decoded(_Totals, manifest, names.MANIFEST, MANIFEST)
+    return Summary(
+        rows=found.rows,
+        bytes=found.bytes,
+        tables=len(found.tables),
+        digest=found.digest,
+        untyped={table.path: table.problem for table in found.tables if table.problem is not None},
+    )
 
 
 def _parts(folder: str, done: Mapping[StorePath, StoreRows]) -> Iterable[tuple[int, Part]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format import savepoint_names as names
+from statekeeper.statestore.format.json_records import About, Count, Digest, Record, UnixMs, Uuid
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.format.untrusted import BAD_VALUES, count, digest, json_object, text, unix_ms, uuid_text
 from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
 
 _FORMAT = 1
+
+_ABOUT = About("record of a savepoint", hint="delete the folder of the savepoint, or choose an empty one")
+MANIFEST = About("manifest of a savepoint", hint="make the savepoint again")
+"""For the errors of a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,11 @@ class Begun:
     """
 
     source: str
-    batch: int
+    batch: Count
     tables: str
-    state: str
-    run: str
-    begun_at_ms: int
+    state: Digest
+    run: Uuid
+    begun_at_ms: UnixMs
 
     def encoded(self) -> bytes:
         """Encode the record."""
@@ -54,21 +57,21 @@ class File:
     """A file of a table."""
 
     path: str
-    rows: int
-    bytes: int
+    rows: Count
+    bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """The rows that one store adds to a table. `digest`: see `columns.digest_of`; `state_bytes`: of their keys and values
-    in the store."""
+    in the store, which an earlier release did not record."""
 
     table: str
     family: str | None
-    rows: int
-    digest: str
+    rows: Count
+    digest: Digest
     files: tuple[File, ...]
-    state_bytes: int = 0
+    state_bytes: Count = 0
 
 
 @dataclass(frozen=True)
@@ -90,26 +93,34 @@ class StoreRows:
 
     def encoded(self) -> bytes:
         """Encode the record."""
-        return _encoded({"format": _FORMAT, "parts": [asdict(part) for part in self.parts]})
+        return _encoded({"format": _FORMAT, "parts": self.parts})
+
+
+class _Finished(Record):
+    """The record of a store."""
+
+    parts: tuple[Part, ...]
+
+
+class _ManifestPart(Record):
+    files: tuple[File, ...]
+
+
+class _ManifestTable(Record):
+    path: str
+    partitions: tuple[_ManifestPart, ...]
+
+
+class _Manifest(Record):
+    """The files in a manifest."""
+
+    tables: tuple[_ManifestTable, ...]
 
 
 def read_begun(storage: Storage) -> Begun | None:
     """Read the record of a savepoint with rows; None if there is none. Raises `CorruptFile`, `StorageError`."""
     data = read_or_none(storage, names.BEGUN)
-    if data is None:
-        return None
-    try:
-        body = _body(data, names.BEGUN)
-        return Begun(
-            source=text(body["source"]),
-            batch=count(body["batch"]),
-            tables=text(body["tables"]),
-            state=digest(body["state"]),
-            run=uuid_text(body["run"]),
-            begun_at_ms=unix_ms(body["begun_at_ms"]),
-        )
-    except BAD_VALUES as error:
-        raise _invalid(names.BEGUN, error) from error
+    return None if data is None else json_records.decoded(Begun, data, names.BEGUN, _ABOUT, only_format=_FORMAT)
 
 
 def read_finished(
@@ -122,12 +133,15 @@ def read_finished(
     found: dict[StorePath, StoreRows] = {}
 
     def read(store: StorePath) -> None:
-        data = storage.read(names.finished(store))
-        try:
-            parts = _body(data, names.finished(store))["parts"]
-            rows = StoreRows(store, tuple(_part(part, store) for part in parts))
-        except BAD_VALUES as error:
-            raise _invalid(names.finished(store), error) from error
+        path = names.finished(store)
+        written = json_records.decoded(_Finished, storage.read(path), path, _ABOUT, only_format=_FORMAT)
+        rows = StoreRows(store, written.parts)
+        for part in rows.parts:
+            table = names.table(store.operator, store.store, part.family)
+            expected = [names.part(table, store.partition, number) for number in range(len(part.files))]
+            if part.table != table or [file.path for file in part.files] != expected:
+                problem = f"{part.table[:100]!r} is not the table {table} of {store} with its files"
+                raise _ABOUT.invalid(problem, path)
         if _are_there((file for part in rows.parts for file in part.files), existing):
             found[store] = rows
 
@@ -137,68 +151,17 @@ def read_finished(
 
 def is_whole(manifest: bytes, existing: Mapping[str, Entry]) -> bool:
     """Return whether the destination has all files in its manifest, with their sizes. Raises `CorruptFile`."""
-    try:
-        tables = [_manifest_table(table) for table in json_object(manifest, names.MANIFEST)["tables"]]
-    except BAD_VALUES as error:
-        raise invalid_manifest(error) from error
+    written = json_records.decoded(_Manifest, manifest, names.MANIFEST, MANIFEST)
+    tables = {table.path: [file for part in table.partitions for file in part.files] for table in written.tables}
     return all(
-        _are_there(files, existing) if files else names.empty_part(folder) in existing for folder, files in tables
+        _are_there(files, existing) if files else names.empty_part(folder) in existing
+        for folder, files in tables.items()
     )
-
-
-def invalid_manifest(error: Exception) -> CorruptFile:
-    """Return the error of a manifest that cannot be parsed."""
-    return CorruptFile(
-        f"is no valid manifest of a savepoint: {error}", path=names.MANIFEST, hint="make the savepoint again"
-    )
-
-
-def _manifest_table(body: dict[str, Any]) -> tuple[str, list[File]]:
-    return text(body["path"]), [_file(file) for part in body["partitions"] for file in part["files"]]
 
 
 def _are_there(files: Iterable[File], existing: Mapping[str, Entry]) -> bool:
     return all((entry := existing.get(file.path)) is not None and entry.size_bytes == file.bytes for file in files)
 
 
-def _file(body: dict[str, Any]) -> File:
-    return File(path=text(body["path"]), rows=count(body["rows"]), bytes=count(body["bytes"]))
-
-
-def _part(body: dict[str, Any], store: StorePath) -> Part:
-    family = None if body["family"] is None else text(body["family"])
-    table = names.table(store.operator, store.store, family)
-    files = tuple(map(_file, body["files"]))
-    if body["table"] != table:
-        raise ValueError(f"{str(body['table'])[:100]!r} is not the table {table}")
-    for number, file in enumerate(files):
-        if file.path != names.part(table, store.partition, number):
-            raise ValueError(f"{file.path[:100]!r} is not file {number} of {store} in {table}")
-    return Part(
-        table=table,
-        family=family,
-        rows=count(body["rows"]),
-        digest=digest(body["digest"]),
-        files=files,
-        # An earlier release did not record it.
-        state_bytes=count(body.get("state_bytes", 0)),
-    )
-
-
-def _body(data: bytes, path: str) -> dict[str, Any]:
-    body = json_object(data, path)
-    if body["format"] != _FORMAT:
-        raise ValueError(f"format {body['format']!r}")
-    return body
-
-
-def _invalid(path: str, error: Exception) -> CorruptFile:
-    return CorruptFile(
-        f"is no valid record of a savepoint: {error}",
-        path=path,
-        hint="delete the folder of the savepoint, or choose an empty one",
-    )
-
-
 def _encoded(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
+    return json_records.encoded(body, sort_keys=True, ensure_ascii=False)

@@ -22,7 +22,7 @@ from statekeeper.statestore.format.untrusted import (
     store_name,
     text,
 )
-from statekeeper.statestore.maintenance.copies.savepoints.record import File, Part, invalid_manifest
+from statekeeper.statestore.maintenance.copies.savepoints.record import MANIFEST, File, Part
 from statekeeper.statestore.maintenance.copies.savepoints.write import digest_sum
 from statekeeper.statestore.storage import Storage, read_or_none
 
@@ -130,7 +130,7 @@ def read_saved(storage: Storage) -> Saved:
             )
         saved = _saved(body, storage.url, hashlib.sha256(data).hexdigest())
     except BAD_VALUES as error:
-        raise invalid_manifest(error) from error
+        raise MANIFEST.invalid(error, names.MANIFEST) from error
     present = {entry.path: entry.size_bytes for entry in storage.list(names.ROWS)}
     for table in saved.tables:
         for one in table.parts:

@@ -12,14 +12,14 @@ hint: if it is missing, damaged or too old, the pass gathers all stores.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.contents.chain import Chain
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import json_records, names
+from statekeeper.statestore.format.json_records import About, Count, Number, Record, StoreName
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 from statekeeper.statestore.maintenance.records import history
 from statekeeper.statestore.maintenance.records.history import PlannedSnapshot
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
@@ -65,28 +65,32 @@ def verified_by(chains: Iterable[Chain]) -> tuple[int, int] | None:
     return (oldest, head) if 0 < oldest <= head else None
 
 
+class _Written(Record):
+    """The file. `waiting`: operator, partition and name of each store, with its versions."""
+
+    verified: tuple[Count, Count]
+    waiting: tuple[tuple[Number, Number, StoreName, tuple[Count, ...]], ...]
+    plans: frozenset[str]
+
+
 def read(storage: Storage) -> LastPass | None:
     """Read the record; None if it is missing or damaged. Raises `StorageError`."""
     data = read_or_none(storage, names.RETAINED)
     if data is None:
         return None
     try:
-        body = parsed_json(data)
-        first, last = body["verified"]
-        waiting = {
-            StorePath(int(operator), int(partition), str(name)): tuple(int(version) for version in versions)
-            for operator, partition, name, versions in body["waiting"]
-        }
-        return LastPass((int(first), int(last)), waiting, frozenset(str(path) for path in body["plans"]))
-    except BAD_VALUES:
+        written = json_records.decoded(_Written, data, names.RETAINED, About("record of a retention pass"))
+    except CorruptFile:
         return None
+    waiting = {StorePath(operator, partition, name): found for operator, partition, name, found in written.waiting}
+    return LastPass(written.verified, waiting, written.plans)
 
 
 def write(storage: Storage, last: LastPass) -> None:
     """Write the record for the next pass. Raises `StorageError`."""
     waiting = [[s.operator, s.partition, s.store, list(versions)] for s, versions in sorted(last.waiting.items())]
     body = {"verified": list(last.verified), "waiting": waiting, "plans": sorted(last.plans)}
-    storage.replace(names.RETAINED, json.dumps(body).encode())
+    storage.replace(names.RETAINED, json_records.encoded(body))
 
 
 def snapshot_plans(listed: Iterable[Entry]) -> frozenset[str]:

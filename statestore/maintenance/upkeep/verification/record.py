@@ -9,13 +9,13 @@ system: modification time). Without the record, the files are read again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.contents.chain import ReadFault
-from statekeeper.statestore.format import names
-from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.format import json_records, names
+from statekeeper.statestore.format.json_records import About, Count, UnixSeconds
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 
@@ -36,6 +36,9 @@ class FileRead:
         return entry is not None and (self.size_bytes, self.stamp) == (entry.size_bytes, stamp(entry))
 
 
+_Fields = tuple[Count, str, UnixSeconds, str, tuple[str, bool] | None]
+"""The fields of a `FileRead` in the file, without the path; of its fault, text and `is_noticed`."""
+
 Reads = Mapping[str, FileRead]
 """The reads on record, by path."""
 
@@ -51,15 +54,26 @@ def record(storage: Storage) -> Reads:
     if data is None:
         return {}
     try:
-        return {str(path): _parsed(str(path), fields) for path, fields in json.loads(data).items()}
-    except BAD_VALUES:
+        written = json_records.decoded(dict[str, _Fields], data, names.VERIFIED, About("record of verified files"))
+    except CorruptFile:
         return {}
+    return {
+        path: FileRead(
+            path=path,
+            size_bytes=size_bytes,
+            stamp=stamp_then,
+            read_at_seconds=read_at_seconds,
+            digest=digest,
+            fault=None if fault is None else ReadFault(*fault),
+        )
+        for path, (size_bytes, stamp_then, read_at_seconds, digest, fault) in written.items()
+    }
 
 
 def write(storage: Storage, reads: Reads) -> None:
     """Replace the record. Raises `StorageError`."""
     body = {path: _fields(reads[path]) for path in sorted(reads)}
-    storage.replace(names.VERIFIED, json.dumps(body, separators=(",", ":")).encode())
+    storage.replace(names.VERIFIED, json_records.encoded(body, compact=True))
 
 
 def remaining(reads: Reads, entries: Iterable[Entry], folders: Iterable[str], *, only: bool) -> Reads:
@@ -82,22 +96,6 @@ def faults(reads: Reads, entries: Mapping[str, Entry]) -> Mapping[str, ReadFault
     return {path: one.fault for path, one in reads.items() if one.fault is not None and one.is_of(entries.get(path))}
 
 
-def _fields(one: FileRead) -> list[object]:
-    fault = None if one.fault is None else [one.fault.text, one.fault.is_noticed]
-    return [one.size_bytes, one.stamp, round(one.read_at_seconds, 3), one.digest, fault]
-
-
-def _parsed(path: str, fields: list[object]) -> FileRead:
-    size_bytes, stamp_then, read_at, digest, fault = fields
-    found = None
-    if isinstance(fault, list):
-        text, is_noticed = fault
-        found = ReadFault(str(text), bool(is_noticed))
-    return FileRead(
-        path=path,
-        size_bytes=int(str(size_bytes)),
-        stamp=str(stamp_then),
-        read_at_seconds=float(str(read_at)),
-        digest=str(digest),
-        fault=found,
-    )
+def _fields(one: FileRead) -> _Fields:
+    fault = None if one.fault is None else (one.fault.text, one.fault.is_noticed)
+    return (one.size_bytes, one.stamp, round(one.read_at_seconds, 3), one.digest, fault)

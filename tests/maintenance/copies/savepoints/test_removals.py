@@ -123,7 +123,7 @@ def test_a_record_with_a_bad_value_is_a_problem_of_the_list_and_does_not_block_o
     )
     remove(source, other, "other")
     failed = statekeeper("savepoint", tmp_path / "root", "--delete", "before", "--apply")
-    assert (failed.exit_code, "is no valid record of a savepoint" in failed.output) == (1, True)
+    assert (failed.exit_code, "is not a valid record of a savepoint" in failed.output) == (1, True)
 
 
 def test_a_note_does_not_control_the_terminal(disks: Roots, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ from statekeeper.statestore.root.state_root import Pending, StateRoot
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
 from tests.support.memory import MemoryStorage
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "records"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "records"
 RUN = "0198c0de-0000-4000-8000-000000000001"
 IDS = [f"0198c0de-0000-4000-8000-00000000010{n}" for n in range(4)]
 STORE, NAMED = StorePath(0, 3), StorePath(1, 0, "left-keys")
