@@ -6,7 +6,6 @@ from statekeeper.assets.launches import Copy, config_of, copied, options_in
 from statekeeper.assets.partitions import QUERIES
 from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
 from statekeeper.resources.fleet import Fleet
-from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 
 
@@ -30,7 +29,4 @@ def clone(context: dg.AssetExecutionContext, config: CloneLaunch, fleet: Fleet) 
     The source may be running and is not changed. Inside one storage service, no state passes through this machine. By hand:
     `statekeeper clone`.
     """
-    query_id = config.query_id
-    if query_id is not None and not names.is_checkpoint_id(query_id):
-        raise dg.Failure(f"query_id: {query_id!r} is not a UUID")
     return copied(context, fleet, config, Clone(**options_in(config, Clone)))

@@ -17,23 +17,11 @@ import dagster as dg
 from statekeeper.assets.clone import clone
 from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.history import prune_history
-from statekeeper.assets.jobs import (
-    clone_checkpoint,
-    convert_checkpoint,
-    edit_checkpoint,
-    evolve_checkpoint,
-    load_checkpoint,
-    maintain_query,
-    mirror_checkpoint,
-    refresh_fleet_health,
-    rescale_checkpoint,
-    savepoint_checkpoint,
-    switch_checkpoint,
-)
+from statekeeper.assets.jobs import BY_HAND, maintain_query, mirror_checkpoint, refresh_fleet_health
 from statekeeper.assets.lineage import lineage
 from statekeeper.assets.mirror import mirror
 from statekeeper.assets.retention import retention
-from statekeeper.assets.rewrites import checkpoint_format, convert, edit, evolve, load, rescale
+from statekeeper.assets.rewrites import REWRITES
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import hourly_fleet_health, mirror_queries, nightly_sweep, weekly_prune
 from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_failure
@@ -58,31 +46,13 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
             snapshot,
             lineage,
             retention,
-            checkpoint_format,
-            rescale,
-            convert,
-            edit,
-            load,
-            evolve,
+            *REWRITES,
             clone,
             mirror,
             savepoint,
             fleet_health,
         ],
-        jobs=[
-            maintain_query,
-            switch_checkpoint,
-            rescale_checkpoint,
-            convert_checkpoint,
-            edit_checkpoint,
-            load_checkpoint,
-            evolve_checkpoint,
-            clone_checkpoint,
-            mirror_checkpoint,
-            savepoint_checkpoint,
-            refresh_fleet_health,
-            prune_history,
-        ],
+        jobs=[maintain_query, *BY_HAND, mirror_checkpoint, refresh_fleet_health, prune_history],
         schedules=[nightly_sweep, mirror_queries, hourly_fleet_health, weekly_prune],
         sensors=[changelog_tail, dead_runs, notify_on_failure],
         resources={

@@ -114,6 +114,7 @@ def run_of(context: dg.AssetExecutionContext, fleet: Fleet, query: OpenedQuery, 
         scratch=fleet.scratch_folder(),
         stopped=stopped,
         open_other=lambda url: fleet.open_destination(url, query),
+        named=lambda text: for_launchpad(text, query),
     )
 
 
@@ -127,17 +128,16 @@ def copied(
         if config.do is DoCopy.APPLY:
             prepared = perform(prepared)
     except StatekeeperError as error:
-        raise dg.Failure(for_launchpad(str(error), query)) from error
-    shown = of_prepared(prepared, query)
+        raise dg.Failure(str(error)) from error
+    shown = of_prepared(prepared)
     if config.do is DoCopy.APPLY:
         shown["seconds"] = round(prepared.seconds, 3)
     return dg.MaterializeResult(metadata=shown)
 
 
-def of_prepared(prepared: Prepared[Any, Any, Any], query: OpenedQuery) -> metadata.Metadata:
-    """Return the report of a verb as metadata, with what blocks it for a person at the launchpad."""
-    refusals = [for_launchpad(str(error), query) for error in prepared.refusals]
-    return metadata.of_report(prepared.verb.report(prepared), refusals)
+def of_prepared(prepared: Prepared[Any, Any, Any]) -> metadata.Metadata:
+    """Return the report of a verb as metadata, with what blocks it."""
+    return metadata.of_report(prepared.report(), list(map(str, prepared.refusals)))
 
 
 _OPTIONS = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
@@ -18,13 +17,11 @@ import dagster as dg
 
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
-from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted, DeletionOutcome, KeptBatchLogs, Rule
-from statekeeper.statestore.maintenance.upkeep.snapshot import LeaveAlone, Taken, TakeSnapshot
+from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted
+from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
 from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import Looked
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table
-from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention
-from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshots
 from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics
 
 Metadata: TypeAlias = dict[str, dg.MetadataValue | Figure]
@@ -76,35 +73,6 @@ def _shown(of: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
         return {label: printable(value) if isinstance(value, str) else value for label, value in found.items()}
 
     return shown
-
-
-@_shown
-def of_snapshots(found: PlannedSnapshots, done: Snapshots) -> Metadata:
-    """The snapshots that the run took, the reasons, and the tails before and after it."""
-    before, after, plan = found.tails, done.tails(found), found.plan
-    actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
-    shown: dict[str, Figure] = {
-        "version": 0 if plan.batch is None else plan.batch + 1,
-        "stores": len(found.gathered.stores),
-        "snapshots_taken": len(done.taken),
-        "snapshots_failed": len(done.failed),
-        "longest_tail_before": max(before.values(), default=0),
-        "longest_tail_after": max(after.values(), default=0),
-        "changelogs_before": sum(before.values()),
-        "changelogs_after": sum(after.values()),
-        "restore_seconds_before": round(sum(found.gathered.restore_seconds(fact) for fact in found.gathered.stores), 3),
-        "restore_seconds_after": round(plan.seconds_after, 3),
-        "uploaded_bytes": sum(one.uploaded_bytes for one in done.taken),
-        "keys": sum(one.keys for one in done.taken),
-    }
-    reasons = table(
-        {"store": "string", "version": "int", "action": "string", "reason": "string"},
-        (
-            (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "none", one.explained)
-            for one in actions
-        ),
-    )
-    return {"figures": figures(shown), "mode": found.mode.value, "reasons": reasons}
 
 
 @_shown
@@ -173,49 +141,6 @@ def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:
     )
 
 
-def _of_batch_logs(kept: KeptBatchLogs | None) -> dict[str, Figure]:
-    if kept is None:
-        return {}
-    shown: dict[str, Figure] = {
-        "batch_logs": kept.files,
-        "batch_log_bytes": kept.size_bytes,
-        "batch_log_live_bytes": kept.live_bytes,
-    }
-    return shown if kept.laggard is None else {**shown, "batch_log_laggard": str(kept.laggard)}
-
-
-@_shown
-def of_retention(found: PlannedRetention, done: Sequence[Deleted]) -> Metadata:
-    """The files that each rule keeps or deletes, and the deletions that the run made."""
-    planned = found.plan
-    files: Counter[Rule] = Counter()
-    sizes: Counter[Rule] = Counter()
-    for verdict in planned.verdicts:
-        files[verdict.rule] += 1
-        sizes[verdict.rule] += verdict.size_bytes
-    rules = sorted(files, key=lambda rule: (not rule.deletes, -sizes[rule]))
-    shown: dict[str, Figure] = {
-        "version": planned.head or 0,
-        "floor": planned.floor or 0,
-        "stores_examined": len(planned.stores),
-        "planned_files": len(planned.deletions),
-        "planned_bytes": sum(verdict.size_bytes for verdict in planned.deletions),
-        "deleted_files": sum(step.files for step in done),
-        "deleted_bytes": sum(step.size_bytes for step in done),
-        "spared_files": sum(len(step.spared) for step in done),
-        "stores_skipped": sum(step.outcome is DeletionOutcome.CHANGED for step in done),
-        "read_files": sum(step.read_files for step in done),
-        "read_bytes": sum(step.read_bytes for step in done),
-        "deferred_files": planned.left_out,
-        **_of_batch_logs(planned.batch_logs),
-    }
-    reasons = table(
-        {"action": "string", "files": "int", "bytes": "int", "rule": "string"},
-        (("delete" if rule.deletes else "keep", files[rule], sizes[rule], rule.value) for rule in rules),
-    )
-    return {"figures": figures(shown), "mode": found.mode.value, "reasons": reasons}
-
-
 @_shown
 def of_deleted(steps: Sequence[Deleted]) -> Metadata:
     """The ledger's entry of a store from which retention deleted files."""
@@ -234,12 +159,17 @@ def of_report(report: Report, refusals: Sequence[str]) -> Metadata:
         **report.facts,
         "figures": figures({**report.figures, "refusals": len(refusals)}),
         "refusal": refusals[0] if refusals else "none",
-        **{one.name: _of_table(one) for one in report.tables},
+        **{one.name: _of_table(one) for one in (*report.tables, *report.made)},
     }
 
 
 def _of_table(shown: Table) -> dg.TableMetadataValue:
     """A table of a report. A column is of numbers if each of its cells is one."""
-    numbers = [all(isinstance(row[place], int) for row in shown.rows) for place in range(len(shown.columns))]
-    kinds = {name: "int" if is_number else "string" for name, is_number in zip(shown.columns, numbers, strict=True)}
-    return table(kinds, shown.rows)
+    columns = {name: [row[place] for row in shown.rows] for place, name in enumerate(shown.columns)}
+    return table({name: _kind(cells) for name, cells in columns.items()}, shown.rows)
+
+
+def _kind(cells: Sequence[object]) -> str:
+    if all(isinstance(cell, int) for cell in cells):
+        return "int"
+    return "float" if all(isinstance(cell, int | float) for cell in cells) else "string"

@@ -47,7 +47,7 @@ def mirror(context: dg.AssetExecutionContext, fleet: Fleet) -> Iterator[dg.Asset
         lag = _lag(query.storage, fleet.open_destination(query.mirror.url, query))
         yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)], fleet)
         raise dg.Failure(str(error)) from error
-    shown = of_prepared(prepared, query)
+    shown = of_prepared(prepared)
     shown["seconds"] = round(prepared.seconds, 3)
     yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.plan.left, None, query)], fleet)
     yield dg.MaterializeResult(metadata=shown)

@@ -6,7 +6,7 @@ import dagster as dg
 
 from statekeeper.assets import metadata
 from statekeeper.assets.checks import RETENTION_FLOOR_IS_KEPT, retention_floor_is_kept
-from statekeeper.assets.launches import run_of
+from statekeeper.assets.launches import of_prepared, run_of
 from statekeeper.assets.lineage import lineage
 from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
 from statekeeper.assets.sources import GROUP, OWNERS, STATE_STORE
@@ -42,7 +42,7 @@ def retention(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.Materialize
     _record(context, query.name, done)
     after = judged(audit.gather(query.storage), query.policies)
     return dg.MaterializeResult(
-        metadata=metadata.of_retention(found, done),
+        metadata=of_prepared(prepared),
         check_results=with_fleet_verdicts(context, [retention_floor_is_kept(found.plan, after, query)], fleet),
     )
 

@@ -12,7 +12,6 @@ from statekeeper.assets.launches import (
     DoOrUndo,
     StoppedQuery,
     config_of,
-    for_launchpad,
     of_prepared,
     options_in,
     run_of,
@@ -100,15 +99,14 @@ def _rewrite(
 
         try:
             prepared = done(config, run, tell)
-            shown = of_prepared(prepared, query)
+            shown = of_prepared(prepared)
         except StatekeeperError as error:
             yield from verdicts()
-            raise dg.Failure(for_launchpad(str(error), query)) from error
+            raise dg.Failure(str(error)) from error
         shown["seconds"] = round(run.clock.monotonic_seconds() - started, 3)
         yield from verdicts()
         if prepared.refusals and config.do.value != "plan":
-            refusal = printable(for_launchpad(str(prepared.refusals[0]), query))
-            raise dg.Failure(refusal, metadata=shown)
+            raise dg.Failure(printable(str(prepared.refusals[0])), metadata=shown)
         yield dg.MaterializeResult(metadata=shown)
 
     return made
@@ -183,3 +181,5 @@ evolve = _rewrite(
     noun="schema evolution",
     undo=True,
 )
+
+REWRITES = (checkpoint_format, rescale, convert, edit, load, evolve)

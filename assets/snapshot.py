@@ -4,7 +4,7 @@ import dagster as dg
 
 from statekeeper.assets import metadata
 from statekeeper.assets.checks import TAIL_IS_SHORT, tail_is_short
-from statekeeper.assets.launches import run_of
+from statekeeper.assets.launches import of_prepared, run_of
 from statekeeper.assets.partitions import QUERIES, STORE_SET, store_key
 from statekeeper.assets.sources import COMMIT_LOG, GROUP, OWNERS, STATE_STORE
 from statekeeper.assets.verdicts import with_fleet_verdicts
@@ -39,7 +39,7 @@ def snapshot(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeR
     prepared = unattended(Snapshot(), run_of(context, fleet, query))
     found, done = prepared.plan, prepared.made or Snapshots()
     _record(context, query.name, done.taken)
-    shown = {**metadata.of_snapshots(found, done), **metadata.of_job(_metrics(query, found), query.prices)}
+    shown = {**of_prepared(prepared), **metadata.of_job(_metrics(query, found), query.prices)}
     if done.failed:
         action, error = done.failed[0]
         raise dg.Failure(f"{len(done.failed)} snapshots failed. First: store {action.store}: {error}", metadata=shown)

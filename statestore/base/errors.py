@@ -62,6 +62,7 @@ next command.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from statekeeper.statestore.base.redaction import printable, redacted
@@ -81,6 +82,15 @@ class StatekeeperError(Exception):
         self.path = path and printable(redacted(path))
         self.hint = hint and printable(redacted(hint))
         super().__init__(self.what, self.path, self.hint)
+        self._names_root = False
+
+    def name_root(self, named: Callable[[str], str]) -> None:
+        """Complete the commands of the message, which have a placeholder for the root. `named`: returns a text with
+        complete commands. A second call changes nothing: the name of the root may look like the placeholder."""
+        if not self._names_root:
+            self._names_root = True
+            self.what, self.hint = named(self.what), self.hint and named(self.hint)
+            self.args = (self.what, self.path, self.hint)
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""

@@ -19,7 +19,6 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.copies import copy
 from statekeeper.statestore.cli.verb_options import verb_options
-from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 
 
@@ -44,7 +43,4 @@ def clone(root: Opened, stopped: bool, dry_run: bool, scratch: Path, output: Out
     In structure V1, a running native query can overwrite the changelogs of its two newest
     batches. To copy one of these batches, stop the query and add --confirm-stopped.
     """
-    query_id = given["query_id"]
-    if query_id is not None and not names.is_checkpoint_id(query_id):
-        raise click.BadParameter(f"{query_id!r} is not a UUID", param_hint="--query-id")
     copy(Clone(**given), run_of(root, stopped=stopped, scratch=scratch), output, dry_run=dry_run)

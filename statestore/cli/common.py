@@ -28,7 +28,6 @@ from statekeeper.statestore.cli.group import AS_JSON, errors_as_json
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs.config import (
     MOST_MIB,
@@ -42,6 +41,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     with_options_of,
 )
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Run
+from statekeeper.statestore.maintenance.verbs.report import as_object
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 
 FAILED = 1
@@ -132,18 +132,15 @@ def _with_suggestions(error: StatekeeperError, spec: StorageSpec) -> Statekeeper
 
 def error_object(error: StatekeeperError) -> dict[str, Any]:
     """The error as a JSON object."""
-    return {
-        "code": error.code,
-        "exit_code": error.exit_code,
-        "message": pasteable(error.what),
-        "path": error.path,
-        "hint": error.hint and pasteable(error.hint),
-    }
+    error.name_root(pasteable)
+    return as_object(error)
 
 
-def pasteable(text: str) -> str:
-    """The text with commands that can be pasted: with the root, the configuration and the endpoint of this command."""
-    ctx = click.get_current_context(silent=True)
+def pasteable(text: str, ctx: click.Context | None = None) -> str:
+    """The text with commands that can be pasted: with the root, the configuration and the endpoint of this command.
+
+    `ctx`: of this command, which other threads do not know."""
+    ctx = ctx or click.get_current_context(silent=True)
     if ctx is None or _NAME not in ctx.meta:
         return text
     top, endpoint = ctx.find_root(), ctx.meta.get(_ENDPOINT)
@@ -156,7 +153,8 @@ def say(error: StatekeeperError, *, of: StorePath | None = None) -> None:
     """Print an error to stderr, with the store that it concerns."""
     # Not as markup: names from files may contain brackets.
     store = f"{of}: " if of else ""
-    TALK.print(Text.assemble((error.code, "red"), ": ", store, pasteable(str(error))), soft_wrap=True)
+    error.name_root(pasteable)
+    TALK.print(Text.assemble((error.code, "red"), ": ", store, str(error)), soft_wrap=True)
 
 
 def say_skipped(store: StorePath, skipped: Iterable[str]) -> None:
@@ -330,34 +328,6 @@ stopped_for_copy_option = stopped_option(
 )
 
 
-def for_spark_option(effect: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option --for-spark. `effect`: what the verb does with it, its default, and when the verb requires it."""
-    return click.option(
-        "--for-spark",
-        "spark",
-        type=click.Choice([spark.value for spark in Spark if spark.knows_v2]),
-        callback=lambda _, __, value: None if value is None else Spark(value),
-        help=f"Spark release that will run the query. {effect}",
-    )
-
-
-for_spark_of_checkpoint_option = for_spark_option(
-    "In structure V2, Spark 4.0 cannot read the snapshots of later releases, and later releases cannot read those of Spark "
-    "4.0. Default: derived from the checkpoint. If the release is unknown, the command stops and names this option."
-)
-copy_location_option = click.option(
-    "--location",
-    metavar="URL",
-    help="The URL that Spark will use for DESTINATION, for example s3a://bucket/folder. Used only for "
-    "transformWithState and for stream-stream joins in state format 3 or 4: their metadata contains the URL of the "
-    "checkpoint. Default: derived from DESTINATION. Required if DESTINATION is on webhdfs:// and ROOT is not.",
-)
-BATCH_DEFAULT = (
-    "Default: the newest batch. Exception: for a native query in structure V1, the default without "
-    "--confirm-stopped is the newest batch minus 2."
-)
-"""The default of --batch of the verbs that copy. The exception does not apply to a job on `pipelines`."""
-
 scratch_option = click.option(
     "--scratch",
     type=click.Path(file_okay=False, path_type=Path),
@@ -395,15 +365,16 @@ def this_process() -> Maintainer:
     return injected or Maintainer(holder(), SystemClock(), RandomIds())
 
 
-def run_of(root: Opened, *, policies: Policies | None = None, scratch: Path | None = None, **how: Any) -> Run:
-    """Return the run of this command on a root. `policies`: those of the root by default; `how`: as in `Run`."""
+def run_of(root: Opened, *, mode: str | None = None, scratch: Path | None = None, **how: Any) -> Run:
+    """Return the run of this command on a root. `mode`: that of the root by default; `how`: as in `Run`."""
     ctx = click.get_current_context()
     return Run(
         storage=root.storage,
-        policies=policies or root.policies,
+        policies=root.policies if mode is None else replace(root.policies, mode=Mode(mode)),
         by=this_process(),
         scratch=scratch or Path(tempfile.gettempdir()),
         open_other=lambda url: open_destination(ctx, url).storage,
+        named=lambda text: pasteable(text, ctx),
         **how,
     )
 

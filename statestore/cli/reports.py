@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.common import Output, error_object, pasteable
+from statekeeper.statestore.cli.common import TALK, Output
 from statekeeper.statestore.cli.rows import cell
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
-from statekeeper.statestore.maintenance.verbs.report import Report, Table
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, way_back
+
+TO_EXECUTE = "to execute: --apply --confirm-stopped"
 
 
-def blockers(prepared: Prepared[Any, Any, Any]) -> list[str]:
-    """Return what blocks the execution of a plan, for people."""
-    return [pasteable(str(error)) for error in prepared.refusals]
+def show(output: Output, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
+    """Show a plan with what blocks it and the `next_step`, or what was done."""
+    report = prepared.report()
+    output.show(report.record, lambda console: print_report(console, report, prepared, next_step))
 
 
-def show(output: Output, prepared: Prepared[Any, Any, Any]) -> None:
-    """Show a plan or what was done. JSON has the refusals as objects."""
-    report = prepared.verb.report(prepared)
-    record = {**report.record, "refusals": [error_object(error) for error in prepared.refusals]}
-    output.show(record, lambda console: print_report(console, report, prepared))
+def show_plan(output: Output, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
+    """Show a plan as `show`, also one without work."""
+    report = prepared.report()
+    output.show(report.record, lambda console: _print_plan(console, report, prepared, next_step))
 
 
 def print_report(console: Console, report: Report, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
     """Print a plan with what blocks it and the `next_step`, or what was done."""
     if prepared.is_done or not prepared.verb.has_work(prepared.plan):
-        for line in report.done:
-            console.print(tables.plain(line), soft_wrap=True)
-        return
-    for table in report.tables:
-        _print_table(console, table)
-    for line in report.lines:
-        console.print(tables.plain(pasteable(line)), soft_wrap=True)
-    print_blockers(console, blockers(prepared))
+        _print(console, report.made, report.done)
+    else:
+        _print_plan(console, report, prepared, next_step)
+
+
+def tell_way_back(prepared: Prepared[Any, Any, Any]) -> None:
+    """Print the command that reverses a run before the run starts: it may be interrupted."""
+    run = prepared.run
+    TALK.print(way_back(prepared.verb.name, run.storage.url, run.id), soft_wrap=True)
+
+
+def _print_plan(console: Console, report: Report, prepared: Prepared[Any, Any, Any], next_step: str) -> None:
+    _print(console, report.tables, report.lines)
+    for refusal in prepared.refusals:
+        console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
     if next_step and not prepared.refusals:
         console.print(next_step)
 
 
+def _print(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None:
+    for table in shown:
+        _print_table(console, table)
+    for line in lines:
+        console.print(tables.plain(line), soft_wrap=True)
+
+
 def _print_table(console: Console, shown: Table) -> None:
     table = tables.table(shown.title, *shown.columns)
-    for row in shown.rows[: tables.ROWS]:
+    most = len(shown.rows) if shown.is_whole else tables.ROWS
+    for row in shown.rows[:most]:
         tables.add(table, *(_text(value) for value in row))
-    if len(shown.rows) > tables.ROWS:
+    if len(shown.rows) > most:
         table.caption = f"the first {tables.ROWS}"
     tables.show(console, table)
 
@@ -55,12 +72,3 @@ def _text(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return cell(value) if value is None or isinstance(value, dict | list) else str(value)
-
-
-def print_blockers(console: Console, blocked: Sequence[str]) -> None:
-    """Print what blocks a plan."""
-    for refusal in blocked:
-        console.print(Text.assemble(("blocked: ", "red"), refusal), soft_wrap=True)
-
-
-TO_EXECUTE = "to execute: --apply --confirm-stopped"

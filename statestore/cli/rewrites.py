@@ -27,7 +27,7 @@ from statekeeper.statestore.cli.common import (
     stopped_option,
     workers_option,
 )
-from statekeeper.statestore.cli.reports import TO_EXECUTE, blockers, print_report
+from statekeeper.statestore.cli.reports import TO_EXECUTE, print_report
 from statekeeper.statestore.cli.verb_options import Command, verb_options
 from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPhase
 from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
@@ -123,8 +123,8 @@ def run_rewrite(root: Opened, verb: Verb[Any, Progress, Any] | None, kind: Rewri
         if execution.apply:
             with store_progress() as progress:
                 done = perform(done, progress)
-    report = done.verb.report(done)
-    blocked = blockers(done)
+    report = done.report()
+    blocked = list(map(str, done.refusals))
     record = report.record if done.is_done else {**report.record, "refusals": blocked}
     execution.output.show(record, lambda console: print_report(console, report, done, TO_EXECUTE))
     if not done.is_done:

@@ -1,18 +1,23 @@
-"""`statekeeper savepoint`. Its options --list and --delete are in `savepoint_labels`."""
+"""`statekeeper savepoint`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.text import Text
 
+from statekeeper.statestore.base.durations import utc
+from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
     complete_root,
+    error_object,
     mode_option,
     output_option,
     progress_bar,
@@ -24,14 +29,21 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.copies import copy
 from statekeeper.statestore.cli.reports import show
-from statekeeper.statestore.cli.savepoint_labels import delete_labeled, list_labels
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.format.savepoint_names import is_label
-from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.copies.labels import Labels
 from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
-from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
-from statekeeper.statestore.maintenance.verbs.savepoint import PlannedRows, SaveFiles, SaveRows, Wrote
+from statekeeper.statestore.maintenance.verbs.report import decimal
+from statekeeper.statestore.maintenance.verbs.savepoint import (
+    PlannedRows,
+    Remove,
+    SaveFiles,
+    SaveRows,
+    Wrote,
+    listed,
+    of_label,
+)
 
 
 @click.command()
@@ -43,25 +55,8 @@ from statekeeper.statestore.maintenance.verbs.savepoint import PlannedRows, Save
     help="Write the rows of the state as tables with typed columns. pandas, Spark and DuckDB can read them. Default: "
     "copy the files, from which a Spark query can start.",
 )
-@verb_options(SaveFiles)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice([one.value for one in Tables]),
-    default=Tables.PARQUET.value,
-    show_default=True,
-    help="Format of the tables. Used only with --rows. Delta tables are Parquet files with a Delta transaction log.",
-)
+@verb_options(SaveFiles, SaveRows, Remove)
 @click.option("--list", "lists", is_flag=True, help="List the labeled savepoints of ROOT. Only reads.")
-@click.option(
-    "--delete", "deleted", metavar="LABEL", help="Show the files of this savepoint; with --apply, delete them."
-)
-@click.option(
-    "--forget",
-    "forgets",
-    is_flag=True,
-    help="With --delete: only remove the savepoint from the list of ROOT. Use it if its files no longer exist.",
-)
 @click.option("--apply", "applies", is_flag=True, help="Execute --delete.")
 @stopped_for_copy_option
 @mode_option(
@@ -78,14 +73,7 @@ def savepoint(
     root: Opened,
     destination: str | None,
     rows: bool,
-    label: str | None,
-    note: str,
-    batch: int | None,
-    form: str,
-    location: str | None,
     lists: bool,
-    deleted: str | None,
-    forgets: bool,
     applies: bool,
     stopped: bool,
     mode: str | None,
@@ -93,6 +81,7 @@ def savepoint(
     workers: int,
     scratch: Path,
     output: Output,
+    **given: Any,
 ) -> None:
     """Keep the state of a checkpoint at one batch in another location: as files or, with --rows, as tables.
 
@@ -116,32 +105,30 @@ def savepoint(
         statekeeper savepoint LOCATION --list
         statekeeper savepoint LOCATION --delete LABEL --apply
     """
-    policies = root.policies if mode is None else replace(root.policies, mode=Mode(mode))
+    label, deleted = given["label"], given.pop("savepoint")
+    forget, form, location = given.pop("forget"), given.pop("tables"), given["location"]
     _require_usable(
         destination,
         rows=rows,
         label=label,
-        note=note,
+        note=given["note"],
         location=location,
         lists=lists,
         deleted=deleted,
-        for_deletion=applies or forgets,
+        for_deletion=applies or forget,
     )
     if lists:
-        list_labels(root, output)
+        _list_labels(root, output)
         return
+    run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, workers=workers)
     if deleted is not None:
-        delete_labeled(root, policies, deleted, forgets, applies, output)
-        return
-    assert destination is not None
-    run = run_of(root, policies=policies, stopped=stopped, scratch=scratch, workers=workers)
-    if rows:
-        of_rows = SaveRows(destination=destination, batch=batch, tables=Tables(form), label=label, note=note)
-        _save_rows(prepare(of_rows, run), dry_run, output)
+        removed = prepare(Remove(savepoint=deleted, forget=forget), run)
+        _end(output, perform(removed) if applies else removed)
+    elif rows:
+        del given["location"]
+        _save_rows(prepare(SaveRows(destination=destination or "", tables=form, **given), run), dry_run, output)
     else:
-        assert label is not None
-        of_files = SaveFiles(destination=destination, label=label, note=note, batch=batch, location=location)
-        copy(of_files, run, output, dry_run=dry_run)
+        copy(SaveFiles(destination=destination or "", **given), run, output, dry_run=dry_run)
 
 
 def _require_usable(
@@ -180,8 +167,8 @@ def _require_usable(
 
 def _save_rows(prepared: Prepared[PlannedRows, Wrote, Summary], dry_run: bool, output: Output) -> None:
     if dry_run:
-        show(output, prepared)
-        sys.exit(FINDINGS if prepared.refusals else 0)
+        _end(output, prepared)
+        return
     planned = prepared.plan.plan
     with progress_bar() as bar:
         stores = bar.add_task("stores", total=len(planned.stores))
@@ -197,3 +184,32 @@ def _save_rows(prepared: Prepared[PlannedRows, Wrote, Summary], dry_run: bool, o
                 bar.advance(stores)
 
         show(output, perform(prepared, told))
+
+
+def _end(output: Output, prepared: Prepared[Any, Any, Any]) -> None:
+    show(output, prepared)
+    sys.exit(FINDINGS if prepared.refusals else 0)
+
+
+def _list_labels(root: Opened, output: Output) -> None:
+    """Show the savepoints that a root records. Ends with `FINDINGS` if a record cannot be read."""
+    found = listed(root.storage)
+    shown = {
+        "savepoints": [of_label(one) for one in found.labels],
+        "problems": [error_object(problem) for problem in found.problems],
+    }
+    output.show(shown, lambda console: _print_list(console, found))
+    if found.problems:
+        sys.exit(FINDINGS)
+
+
+def _print_list(console: Console, found: Labels) -> None:
+    console.print(f"savepoints: {len(found.labels):,}")
+    for one in found.labels:
+        size = decimal(one.size_bytes)
+        saved = f"{tables.when(one.batch)} as {one.content.value}, {size}, {utc(one.created_at_ms / 1000)}"
+        line = f"{one.label}: {saved}, {one.destination}"
+        rest = f"{': ' if one.note else ''}{one.note}{'; its deletion has begun' if one.deleting else ''}"
+        console.print(tables.plain(f"{line}{rest}"), soft_wrap=True)
+    for problem in found.problems:
+        console.print(Text.assemble(("unreadable: ", "red"), str(problem)), soft_wrap=True)

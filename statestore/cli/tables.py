@@ -14,7 +14,7 @@ from statekeeper.statestore.base.redaction import printable
 ROWS = 50
 """Maximum number of rows in a table; further rows are counted."""
 
-_TEXTS = ("action", "reason", "problem", "source", "path", "file")
+_TEXTS = ("action", "reason", "rule", "problem", "source", "path", "file")
 _PATHS = ("path", "file")
 """Columns whose cells are wrapped, because a shortened path cannot be copied."""
 

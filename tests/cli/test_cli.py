@@ -216,7 +216,7 @@ def test_a_scratch_folder_is_created_or_the_error_names_it(root: Path, checkpoin
 def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
     seconds = {"restore_seconds_before": 0, "restore_seconds_after": 0}
-    expected = {"batch": None, "take": [], "leave": [], "taken": [], "failed": [], **seconds}
+    expected = {"batch": None, "take": [], "leave": [], "taken": [], "failed": [], "refusals": [], **seconds}
     shown = json_output("snapshot", root, "--all")
     assert shown.pop("next_step").startswith("no batch is committed yet")
     assert shown == expected

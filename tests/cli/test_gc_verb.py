@@ -92,7 +92,8 @@ def test_while_the_audit_reports_errors_gc_deletes_nothing(root: Path, checkpoin
     audited = run("audit", root)
     assert "gc deletes nothing until the errors are fixed (" in audited.output
     young = run("gc", root, "--retain", "100", "--grace", "7d")
-    assert young.output.splitlines()[-1] == f"the audit reports errors; to list them, run: statekeeper audit {root}"
+    assert "nothing to delete" in young.output
+    assert young.output.splitlines()[-1].startswith("blocked: ")
     refused = run("gc", root, *NOW, "--apply")
     assert refused.exit_code == RefusedAsUnsafe.exit_code
     assert f"{checkpoint.stores[0].changelog(checkpoint.versions[11][0])}: is missing" in refused.output

@@ -1,48 +1,175 @@
-"""A checkpoint with its configuration, the three ways in which a verb is called, and the obstacles that block a verb."""
+"""Checkpoints with their configuration, and the obstacles that block a verb."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
 import pytest
-from click.testing import CliRunner
 
 from statekeeper.assets.definitions import build
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites.engine import Rescale
 from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.maintenance.verbs.config import Policies
+from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
+from statekeeper.statestore.maintenance.verbs.rewind import Rewind
+from statekeeper.statestore.maintenance.verbs.savepoint import SaveFiles
 from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import edits, evolved_roots, loads, rescales
+from tests.support.checkpoints import Checkpoint
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
+from tests.support.structures import as_sparks
+from tests.support.switching import WRITES, begin_a_switch, take_snapshots
+from tests.support.unpacked import unpacked
 
-HALF_SWITCHED = "half-switched"
-"""The folder of `made` with a checkpoint whose switchover is interrupted."""
+ARCHIVES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
+ROCKSDB, HDFS_BACKED = ARCHIVES / "spark-4.2.0-v2-aggregation.zip", ARCHIVES / "spark-4.2.0-hdfs-aggregation.zip"
+
+HALF_SWITCHED, HALF_RESCALED, SAVED_ROWS = "half switched", "half rescaled", "saved rows"
+DELETED = "key 3"
+OWNER = "0badc0de-0000-4000-8000-00000000000a"
+
 CONFIGURATION = """
 [roots.flights]
 url = "root"
 mode = "{mode}"
 snapshot = {{ changelogs = 1 }}
 retention = {{ versions = 3, grace = "0s" }}
+mirror = {{ url = "copy" }}
 """
+
+
+class Dying(FaultyStorage):
+    """Dies at the first write of a file of the state, when the journal exists."""
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        writes = request.kind in WRITES and request.path.startswith("state/")
+        return Fault.BEFORE if writes else None
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Checkpoints that give verbs something to do. Each is made when a test needs it, and then copied."""
+
+    folder: Path
+    _made: set[str] = field(default_factory=set)
+
+    def path(self, name: str) -> Path:
+        if name not in self._made:
+            self._makers[name](self, self.folder / name)
+            shutil.rmtree(self.folder / name / names.LEASES, ignore_errors=True)
+            self._made.add(name)
+        return self.folder / name
+
+    def storage(self, name: str) -> Storage:
+        return open_storage(str(self.path(name)))
+
+    def ended(self, name: str) -> str:
+        """Return the id of the run that made a base."""
+        self.path(name)
+        return (self.folder / f"{name}.run").read_text()
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch"
+
+    @property
+    def _makers(self) -> dict[str, Callable[[Bases, Path], None]]:
+        return {
+            "native": lambda _, path: _unpack(ROCKSDB, path),
+            "HDFS-backed": lambda _, path: _unpack(HDFS_BACKED, path),
+            "grown": Bases._make_grown,
+            "job": lambda _, path: KeyedRoot(
+                open_storage(str(path)), path.with_suffix(".job"), partitions=2, key_groups=16
+            ).grow(2),
+            "in batch logs": lambda _, path: Checkpoint(
+                open_storage(str(path)), path.with_suffix(".job"), in_batch_logs=True
+            ).grow(4),
+            "damaged": Bases._make_damaged,
+            "edited": Bases._make_edited,
+            "rewound": Bases._make_rewound,
+            "labeled": Bases._make_labeled,
+            SAVED_ROWS: lambda bases, path: loads.savepoint(bases.storage("native"), path) and None,
+            HALF_SWITCHED: Bases._make_half_switched,
+            HALF_RESCALED: Bases._make_half_rescaled,
+        }
+
+    def _copy(self, name: str, path: Path) -> Storage:
+        shutil.copytree(self.path(name), path)
+        return open_storage(str(path))
+
+    def _make_grown(self, path: Path) -> None:
+        """Make a checkpoint with snapshots, whose old files can be deleted."""
+        grown = Checkpoint(open_storage(str(path)), path.with_suffix(".job"))
+        for _ in range(3):
+            grown.grow(3)
+            take_snapshots(grown.storage, self.scratch)
+        grown.grow(3)
+        as_sparks(grown)
+
+    def _make_damaged(self, path: Path) -> None:
+        """Make a checkpoint that has lost the logs of its newest batch, whose state can be repaired."""
+        newest = newest_of(self._copy("native", path))
+        for log in (names.commits(newest), names.offsets(newest)):
+            (path / log).unlink()
+
+    def _make_edited(self, path: Path) -> None:
+        run = edits.apply(self._copy("native", path), edits.goal(k=DELETED), self.scratch)
+        path.with_suffix(".run").write_text(run)
+
+    def _make_rewound(self, path: Path) -> None:
+        run = self._a_run(self._copy("native", path))
+        perform(prepare(Rewind(batch=newest_of(run.storage) - 1), run))
+        path.with_suffix(".run").write_text(run.id)
+
+    def _make_labeled(self, path: Path) -> None:
+        run = self._a_run(self._copy("native", path))
+        perform(prepare(SaveFiles(destination=str(path.with_suffix(".saved")), label="noon"), run))
+        shutil.rmtree(path.with_suffix(".saved"))
+
+    def _make_half_switched(self, path: Path) -> None:
+        begin_a_switch(self._copy("native", path), Structure.V1, self.folder)
+
+    def _make_half_rescaled(self, path: Path) -> None:
+        """Make an edited checkpoint whose rescale is interrupted."""
+        with pytest.raises(SimulatedCrash):
+            rescales.rescale(Dying(self._copy("edited", path)), Rescale(3), self.scratch)
+
+    def _a_run(self, storage: Storage) -> Run:
+        policies = Policies(mode=config.Mode.FULL)
+        return Run(storage=storage, policies=policies, by=MAINTAINER, scratch=self.scratch, stopped=True)
+
+
+def _unpack(archive: Path, path: Path) -> None:
+    shutil.move(unpacked(archive, path.with_suffix(".unpacked")), path)
+
+
+def newest_of(storage: Storage) -> int:
+    newest = catalog.newest_batch(storage)
+    assert newest is not None
+    return newest
 
 
 @dataclass(frozen=True)
 class World:
-    """A copy of one of the checkpoints that were `made`, and the configuration that names it `flights`."""
+    """A copy of one of the bases, and the configuration that names it `flights`."""
 
-    made: Path
+    bases: Bases
     folder: Path
 
     @property
@@ -54,6 +181,26 @@ class World:
         return open_storage(str(self.root))
 
     @property
+    def newest(self) -> int:
+        return newest_of(self.storage)
+
+    @property
+    def copy(self) -> str:
+        """The path of the destination of a copy."""
+        return str(self.folder / "copy")
+
+    @property
+    def scratch(self) -> Path:
+        return self.folder / "scratch"
+
+    @property
+    def schema_file(self) -> str:
+        """The path of a file with the columns that a schema evolution changes."""
+        file = self.folder / "changes.json"
+        file.write_text(json.dumps(json.loads(evolved_roots.RENAME)))
+        return str(file)
+
+    @property
     def policies(self) -> Policies:
         return config.load(self.configuration).find("flights").policies
 
@@ -61,29 +208,48 @@ class World:
     def configuration(self) -> Path:
         return self.folder / "statekeeper.toml"
 
-    def contents(self) -> dict[str, bytes]:
-        """Return all files except leases and the history of maintenance."""
-        own = (names.LEASES, names.HISTORY)
-        return {e.path: self.storage.read(e.path) for e in self.storage.list("") if not e.path.startswith(own)}
+    def base(self, name: str) -> str:
+        return str(self.bases.path(name))
 
-    def command(self, *arguments: str) -> None:
-        result = CliRunner().invoke(main, ["--config", str(self.configuration), *arguments], obj=MAINTAINER)
-        assert not result.exception or isinstance(result.exception, SystemExit), result.output
+    def ended(self, name: str) -> str:
+        return self.bases.ended(name)
+
+    def begin(self, base: str, *, half_done: str = HALF_SWITCHED) -> None:
+        """Copy a base. `half_done`: the base with the journal of `a_rewrite_is_half_done`."""
+        for folder in (self.root, Path(self.copy)):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.bases.path(base), self.root)
+        self.configure("full")
+        (self.folder / "half-done").write_text(half_done)
+
+    def configure(self, mode: str) -> None:
+        self.configuration.write_text(CONFIGURATION.format(mode=mode))
+
+    def contents(self) -> dict[str, bytes]:
+        """Return all files of the root and of its copy, except leases and the history of maintenance."""
+        found = {}
+        for folder in (self.root, Path(self.copy)):
+            storage = open_storage(str(folder))
+            for entry in storage.list("") if folder.exists() else ():
+                if not entry.path.startswith((names.LEASES, names.HISTORY)) and not entry.path.endswith(".tmp"):
+                    found[f"{folder.name}/{entry.path}"] = storage.read(entry.path)
+        return found
 
     @cached_property
     def definitions(self) -> dg.Definitions:
         return build(
-            {"STATEKEEPER_CONFIG": str(self.configuration), "STATEKEEPER_SCRATCH": str(self.folder / "scratch")},
+            {"STATEKEEPER_CONFIG": str(self.configuration), "STATEKEEPER_SCRATCH": str(self.scratch)},
             quiet_seconds=QUIET_SECONDS,
         )
 
-    def launch(self, job: str, asset: str, **ops: object) -> None:
+    def launch(self, job: str, asset: str, **ops: object) -> dg.ExecuteInProcessResult:
+        """Launch an asset, in its job or by itself."""
         definitions = self.definitions
         run_config = {"ops": {asset: {"config": ops}}} if ops else {}
         with dg.DagsterInstance.ephemeral() as instance:
             instance.add_dynamic_partitions(QUERY_SET, ["flights"])
             resolved = definitions.resolve_job_def(job) if job else definitions.resolve_implicit_global_asset_job_def()
-            resolved.execute_in_process(
+            return resolved.execute_in_process(
                 run_config,
                 partition_key="flights",
                 instance=instance,
@@ -92,12 +258,6 @@ class World:
             )
 
 
-def confirmed(stopped: bool) -> list[str]:
-    return ["--confirm-stopped"] if stopped else []
-
-
-Attempt = Callable[..., None]
-"""Calls a verb on a world; `stopped`: the person confirms that the query is stopped."""
 Obstacle = Callable[[World], AbstractContextManager[None]]
 
 
@@ -109,20 +269,20 @@ def another_maintainer(world: World) -> Iterator[None]:
 
 @contextmanager
 def mode_observe(world: World) -> Iterator[None]:
-    world.configuration.write_text(CONFIGURATION.format(mode="observe"))
+    world.configure("observe")
     yield
 
 
 @contextmanager
 def mode_snapshots(world: World) -> Iterator[None]:
-    world.configuration.write_text(CONFIGURATION.format(mode="snapshots"))
+    world.configure("snapshots")
     yield
 
 
 @contextmanager
-def half_switched(world: World) -> Iterator[None]:
-    journal = Path(names.SWITCHOVERS)
-    shutil.copytree(world.made / HALF_SWITCHED / journal, world.root / journal)
+def a_rewrite_is_half_done(world: World) -> Iterator[None]:
+    other = world.bases.path((world.folder / "half-done").read_text())
+    shutil.copytree(other / names.SWITCHOVERS, world.root / names.SWITCHOVERS, dirs_exist_ok=True)
     yield
 
 
@@ -153,32 +313,10 @@ def the_query_runs(world: World) -> Iterator[None]:
 
 @contextmanager
 def a_changelog_is_missing(world: World) -> Iterator[None]:
-    (newest,) = (world.root / "state" / "0" / "1").glob(f"{(catalog.newest_batch(world.storage) or 0) + 1}_*.changelog")
-    newest.unlink()
+    """The audit reports an error: the newest version of a store has no file."""
+    version, store = world.newest + 1, world.root / "state" / "0" / "1"
+    lost = [*store.glob(f"{version}_*.changelog"), *store.glob(f"{version}.delta"), *store.glob(f"{version}.snapshot")]
+    assert lost
+    for file in lost:
+        file.unlink()
     yield
-
-
-def begin(world: World, verb: str) -> None:
-    shutil.rmtree(world.root, ignore_errors=True)
-    shutil.copytree(world.made / verb, world.root)
-    world.configuration.write_text(CONFIGURATION.format(mode="full"))
-
-
-def assert_guarded(world: World, verb: str, attempt: Attempt, obstacles: Iterable[Obstacle], *, raises: bool) -> None:
-    """Assert that the attempt changes files, and changes none while any one of the obstacles exists. `raises`: it then
-    raises a typed error; else it reports it."""
-    begin(world, verb)
-    before = world.contents()
-    attempt(world, stopped=True)
-    assert world.contents() != before, "without an obstacle it does something"
-    passed = []
-    for obstacle in obstacles:
-        begin(world, verb)
-        with obstacle(world):
-            before = world.contents()
-            with pytest.raises(StatekeeperError) if raises else nullcontext():
-                attempt(world, stopped=obstacle is not nobody_confirms)
-            after = world.contents()
-        if {path: body for path, body in after.items() if not path.endswith(".tmp")} != before:
-            passed.append(obstacle.__name__)
-    assert passed == [], f"{verb} changes files in spite of these"

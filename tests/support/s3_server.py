@@ -63,7 +63,6 @@ class S3Server:
         self.latency_seconds: Callable[[], float] | None = None
         """Returns the additional latency of a request. Concurrent requests wait at the same time."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self.options = {**CREDENTIALS, "endpoint_url": self.endpoint}
@@ -154,7 +153,7 @@ class S3Server:
 
     def _matches(self, environ: dict[str, Any]) -> bool:
         """Whether the object has the ETag that a DELETE names; Amazon compares it in the same step."""
-        wanted = environ.get("HTTP_IF_MATCH")
+        wanted: str | None = environ.get("HTTP_IF_MATCH")
         if environ["REQUEST_METHOD"] != "DELETE" or wanted is None:
             return True
         return self._etag(environ) == wanted.strip('"')

@@ -101,6 +101,7 @@ class TimedQuery:
         self.bases = {
             number: tuple(report.stores[number].new for report in self.reports) for number in range(len(self.stores))
         }
+        assert isinstance(self.operator.output, pa.Schema), "the operator has one output"
         rows_out = [row for row in found.to_pylist() if not row[MARKER_COLUMN]]
         return [{name: row[name] for name in self.operator.output.names} for row in rows_out]
 

@@ -316,13 +316,18 @@ class repair:
         location: str | None = None,
         *,
         clock: Clock | None = None,
-    ) -> Prepared[RepairPlan, RepairAction, None]:
+    ) -> Prepared[RepairPlan, RepairAction, tuple[RepairAction, ...]]:
         return prepare(Repair(for_spark=spark, location=location), a_run(storage, policies, at(clock)))
 
     @staticmethod
     def execute(
-        storage: Storage, prepared: Prepared[RepairPlan, RepairAction, None], by: Maintainer, *, run: str, stopped: bool
-    ) -> Prepared[RepairPlan, RepairAction, None]:
+        storage: Storage,
+        prepared: Prepared[RepairPlan, RepairAction, tuple[RepairAction, ...]],
+        by: Maintainer,
+        *,
+        run: str,
+        stopped: bool,
+    ) -> Prepared[RepairPlan, RepairAction, tuple[RepairAction, ...]]:
         return performed(prepared, storage=storage, by=by, id=run, stopped=stopped)
 
     @staticmethod
@@ -371,8 +376,9 @@ class rewind:
         scratch: Path,
         progress: Callable[[RewindAction], None] = lambda action: None,
     ) -> Seen:
-        how = {"id": run, "stopped": stopped, "scratch": scratch}
-        return Seen(performed(prepared.prepared, progress, storage=storage, by=by, **how))
+        return Seen(
+            performed(prepared.prepared, progress, storage=storage, by=by, id=run, stopped=stopped, scratch=scratch)
+        )
 
     @staticmethod
     def undo(
@@ -456,7 +462,8 @@ class mirror:
         copied: Callable[[CopyFile], None] = lambda file: None,
     ) -> CleanupPlan:
         moved = replace(prepared.prepared, plan=replace(prepared.prepared.plan, destination=destination))
-        return performed(moved, copied, storage=source, by=by, scratch=scratch).made or prepared.cleanup
+        deleted: CleanupPlan = performed(moved, copied, storage=source, by=by, scratch=scratch).made or prepared.cleanup
+        return deleted
 
 
 class savepoint:
@@ -498,7 +505,8 @@ class savepoint:
 
         mode = policies.mode_for(prepared.gathered.contents.origin)
         moved = replace(prepared.prepared, plan=replace(prepared.prepared.plan, destination=destination, mode=mode))
-        return made(performed(moved, told, storage=source, by=by, scratch=scratch, workers=workers))
+        summary: Summary = made(performed(moved, told, storage=source, by=by, scratch=scratch, workers=workers))
+        return summary
 
     @staticmethod
     def plan_files(
@@ -523,7 +531,8 @@ class savepoint:
         scratch: Path,
     ) -> bool:
         moved = replace(prepared.prepared, plan=replace(prepared.prepared.plan, destination=destination))
-        return made(performed(moved, storage=source, by=by, scratch=scratch))
+        is_listed: bool = made(performed(moved, storage=source, by=by, scratch=scratch))
+        return is_listed
 
     @staticmethod
     def plan_removal(
@@ -535,7 +544,9 @@ class savepoint:
         *,
         forget: bool = False,
     ) -> Seen:
-        return Seen(prepare(Remove(label=label, forget=forget), a_run(source, policies, by, other=destination)))
+        return Seen(
+            prepare(Remove(savepoint=label.label, forget=forget), a_run(source, policies, by, other=destination))
+        )
 
     @staticmethod
     def execute_removal(source: Storage, destination: Storage, prepared: Seen) -> None:

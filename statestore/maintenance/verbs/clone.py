@@ -25,7 +25,7 @@ from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.guards import Refusals
 from statekeeper.statestore.maintenance.verbs.options import BATCH_DEFAULT, LOCATION, option
-from statekeeper.statestore.maintenance.verbs.report import Report, Table, decimal, when
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, as_objects, decimal, when
 from statekeeper.statestore.storage import Storage
 
 
@@ -125,13 +125,17 @@ class Clone(Copy[PlannedClone, CopyFile, None]):
         default=False,
     )
     query_id: str | None = option(
-        "The new query id. Implies --new-query. Default: a random id.", default=None, metavar="UUID"
+        "The new query id. Implies --new-query. Default: a random id.",
+        default=None,
+        metavar="UUID",
+        is_query_id=True,
     )
     location: str | None = option(**LOCATION)
     command: str = "clone"
 
     def plan(self, run: Run) -> PlannedClone:
-        """Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped."""
+        """Raises as `copies.gather`, and `RefusedAsUnsafe` if the query is not stopped or the query id is not a UUID."""
+        guards.require_none(guards.refusals(guards.is_query_id(run.storage, self.query_id)))
         if run.stopped:
             run.require_stopped(confirmed=True)
         destination = run.open_other(self.destination)
@@ -190,7 +194,7 @@ def report_of_clone(prepared: Prepared[Any, CopyFile, Any]) -> Report:
             "bytes": plan.size_bytes(),
             **by_way(plan),
             "bytes_present": plan.size_bytes(Way.PRESENT),
-            "refusals": [],
+            "refusals": as_objects(prepared.refusals),
             "list": [
                 {"path": file.path, "bytes": file.size_bytes, "part": file.part.value, "way": file.way.value}
                 for file in plan.files

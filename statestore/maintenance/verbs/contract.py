@@ -19,6 +19,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS, require_stopped
 from statekeeper.statestore.maintenance.records import lease
@@ -64,6 +65,7 @@ class Run:
     stopped             a person confirms that the query is stopped
     workers, memory_bytes, process_bytes  what the verb may use of this machine: see `Machine`
     open_other          opens another location by its URL or name: the destination of a copy, the output of the query
+    named               completes the commands of a message, which have a placeholder for the root; by default with its URL
     """
 
     storage: Storage
@@ -76,6 +78,7 @@ class Run:
     memory_bytes: int = MEMORY_BYTES
     process_bytes: int = PROCESS_BYTES
     open_other: Callable[[str], Storage] = open_storage
+    named: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -85,6 +88,19 @@ class Run:
     def clock(self) -> Clock:
         """The clock of the process."""
         return self.by.clock
+
+    def pasteable(self, text: str) -> str:
+        """Return a text with commands that can be pasted."""
+        return with_name(text, self.storage.url) if self.named is None else self.named(text)
+
+    @contextmanager
+    def naming_root(self) -> Iterator[None]:
+        """Complete the commands of an error that is raised."""
+        try:
+            yield
+        except StatekeeperError as error:
+            error.name_root(self.pasteable)
+            raise
 
     def lease_of(self, storage: Storage, verb: str) -> AbstractContextManager[HeldLease]:
         """Hold the lease of a root for this run. Raises `RootHeld`."""
@@ -202,9 +218,9 @@ class Verb(ABC, Generic[P, S, R]):
     def execute(self, run: Run, plan: P, work: Work[S]) -> R:
         """Execute the plan under the lease; call `work.tell` after each step."""
 
+    @abstractmethod
     def report(self, prepared: Prepared[P, S, R]) -> Report:
-        """Report a plan, or its execution."""
-        raise NotImplementedError
+        """Report a plan, or its execution. `Prepared.report` completes its commands."""
 
 
 class CompletesRewrites(Verb[P, S, R]):
@@ -252,10 +268,23 @@ class Prepared(Generic[P, S, R]):
         """Return whether the plan has work and nothing blocks it."""
         return self.verb.has_work(self.plan) and not self.refusals
 
+    def phase(self, done: str) -> str:
+        """Return the phase of a report. `done`: that of an executed plan."""
+        if self.is_done:
+            return done
+        if not self.verb.has_work(self.plan):
+            return "complete"
+        return "refused" if self.refusals else "planned"
+
+    def report(self) -> Report:
+        """Report the plan, or its execution, with commands that can be pasted."""
+        return self.verb.report(self).named(self.run.pasteable)
+
 
 def prepare(verb: Verb[P, S, R], run: Run) -> Prepared[P, S, R]:
     """Plan a verb, and find what blocks it. Reads only. Raises as the plan of the verb, and `StorageError`."""
-    return _guarded(verb, run, verb.plan(run))
+    with run.naming_root():
+        return _guarded(verb, run, verb.plan(run))
 
 
 def _guarded(verb: Verb[P, S, R], run: Run, planned: P) -> Prepared[P, S, R]:
@@ -265,6 +294,8 @@ def _guarded(verb: Verb[P, S, R], run: Run, planned: P) -> Prepared[P, S, R]:
         first = guards.refusals(verb.allowed(run, planned), verb.no_rewrite_begun(run))
         # The lease of a dead run expires by itself, and each other refusal names something to do.
         found = (*first, *own, *verb.unheld(run, planned))
+    for refusal in found:
+        refusal.name_root(run.pasteable)
     return Prepared(verb=verb, run=run, plan=planned, refusals=found, own=bool(own))
 
 
@@ -283,14 +314,15 @@ def perform(
     verb, run = prepared.verb, prepared.run
     if not _starts(prepared):
         return prepared
-    if verb.needs_stopped(prepared.plan):
-        run.require_stopped(confirmed=verb.is_confirmed(run, prepared.plan))
-        prepared = _guarded(verb, run, verb.plan_again(run, prepared.plan))
-        if not _starts(prepared):
-            return prepared
-    starting()
-    started = run.clock.monotonic_seconds()
-    made = execute(verb, run, prepared.plan, told)
+    with run.naming_root():
+        if verb.needs_stopped(prepared.plan):
+            run.require_stopped(confirmed=verb.is_confirmed(run, prepared.plan))
+            prepared = _guarded(verb, run, verb.plan_again(run, prepared.plan))
+            if not _starts(prepared):
+                return prepared
+        starting()
+        started = run.clock.monotonic_seconds()
+        made = execute(verb, run, prepared.plan, told)
     return replace(prepared, made=made, is_done=True, seconds=run.clock.monotonic_seconds() - started)
 
 
@@ -316,5 +348,6 @@ def unattended(verb: Verb[P, S, R], run: Run) -> Prepared[P, S, R]:
     prepared = prepare(verb, run)
     if verb.allowed(run, prepared.plan) is None:
         return perform(prepared)
-    guards.require_none(verb.refusals(run, prepared.plan))
+    with run.naming_root():
+        guards.require_none(verb.refusals(run, prepared.plan))
     return prepared

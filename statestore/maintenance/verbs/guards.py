@@ -17,6 +17,7 @@ from statekeeper.statestore.base.errors import (
     UnknownFormatVersion,
 )
 from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import holds, lease
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
@@ -67,6 +68,17 @@ def rewrites(storage: Storage, policies: Policies) -> RefusedAsUnsafe | None:
         "changed",
         path=storage.url,
         hint='to allow changes, set mode = "full" for this root in statekeeper.toml',
+    )
+
+
+def is_query_id(storage: Storage, query_id: str | None) -> RefusedAsUnsafe | None:
+    """Require the form of Spark's query ids; None is no id."""
+    if query_id is None or names.is_checkpoint_id(query_id):
+        return None
+    return RefusedAsUnsafe(
+        f"the query id {query_id!r} is not a UUID, but Spark's query ids are UUIDs; nothing was written",
+        path=storage.url,
+        hint="give a UUID such as 6ad1c2f0-0000-4000-8000-000000000000, or leave out the query id",
     )
 
 

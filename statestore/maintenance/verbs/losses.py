@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
@@ -11,6 +11,7 @@ from statekeeper.statestore.format.batch_log import object_of
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts, Finding
 from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.upkeep.audit.view import ranges
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 
 
@@ -39,6 +40,17 @@ class Losses:
     stores: tuple[StoreLoss, ...]
     files: int
     bytes: int
+
+    def lines(self) -> Iterator[str]:
+        """List the errors of the audit, the versions that are lost already and those that the deletion adds."""
+        for finding in self.findings:
+            yield f"error: {finding.file}: {finding.problem}"
+        for store in self.stores:
+            if store.already:
+                yield f"{store.store}: these versions already cannot be loaded: {ranges(store.already)}"
+            if store.by_deleting:
+                lost = ranges(store.by_deleting)
+                yield f"{store.store}: these versions cannot be loaded after the deletion: {lost}"
 
 
 def losses(facts: AuditFacts, found: Audit, planned: RetentionPlan) -> Losses:

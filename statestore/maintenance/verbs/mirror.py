@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.verbs.clone import Copy, by_way, files_b
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
 from statekeeper.statestore.maintenance.verbs.options import BATCH_DEFAULT, LOCATION, option
-from statekeeper.statestore.maintenance.verbs.report import Report, decimal, when
+from statekeeper.statestore.maintenance.verbs.report import Report, as_objects, decimal, when
 from statekeeper.statestore.storage import Storage
 
 
@@ -145,7 +145,7 @@ class Mirror(Copy[PlannedMirror, CopyFile, CleanupPlan]):
                 "bytes_present": plan.size_bytes(Way.PRESENT),
                 "lag": _of_lag(plan.lag),
                 "delete": _of_cleanup(found.cleanup),
-                "refusals": [],
+                "refusals": as_objects(prepared.refusals),
                 "list": [
                     {"path": file.path, "bytes": file.size_bytes, "part": file.part.value, "way": file.way.value}
                     for file in plan.files

@@ -26,8 +26,10 @@ class Option:
     default      of the field; None for a required option and for an empty mapping
     flag         on the command line, if it is not that of the name
     metavar      of the value in the help
-    least, most  of a number
+    least, most  of a number; a `float` is a number of seconds
     choices      the values of a choice, by their names on the command line
+    is_query_id  whether the value is the id of a query, a UUID
+    is_location  whether the value is the location of a checkpoint
     launch       the default in the launchpad, whose actions do not all need the option
     """
 
@@ -40,6 +42,8 @@ class Option:
     least: int | None = None
     most: int | None = None
     choices: Mapping[str, Enum] | None = None
+    is_query_id: bool = False
+    is_location: bool = False
     launch: Any = None
     is_required: bool = False
 

@@ -5,30 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from statekeeper.statestore.base.errors import CorruptFile, UnsupportedProvider
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rollback import repair
 from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
-from statekeeper.statestore.maintenance.rollback.repair import RepairAction, RepairPlan
+from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import judged
-from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, as_objects
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair(Verb[RepairPlan, RepairAction, None]):
+class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
     """Rewrite files, or move them into quarantine, so that the query can start. `Undo` of the run reverses it.
 
-    `for_spark`: the release that continues; `location`: the URL of the checkpoint as Spark writes it, None to derive it;
-    `deep`: read every snapshot in full, on local disk.
+    `deep` restores the snapshots on local disk.
     """
 
     name = "repair"
-    for_spark: Spark | None = None
-    location: str | None = None
-    deep: bool = False
+    deep: bool = option(
+        "Also read every snapshot in full. This finds SST files whose contents are corrupt.", default=False
+    )
+    location: str | None = option(
+        "URL that Spark uses for the checkpoint after a move or copy, for example s3a://bucket/folder. Default: derived "
+        "from ROOT. Required if repair cannot derive it, for example after a copy from S3 to HDFS.",
+        default=None,
+        metavar="URL",
+    )
+    for_spark: Spark | None = option(
+        **{
+            **FOR_SPARK,
+            "help": "Spark release that will run the query. Repair then also rewrites the headers of the snapshots that "
+            "this release cannot read. If the checkpoint has snapshots of Spark 4.0 in structure V2, the option is "
+            "required: give 4.0 to stay on Spark 4.0, or the release of the upgrade.",
+        }
+    )
 
     def plan(self, run: Run) -> RepairPlan:
         """If there is nothing to repair, but the query cannot start, the plan asks for the action of the audit. Raises as
@@ -52,11 +68,55 @@ class Repair(Verb[RepairPlan, RepairAction, None]):
     def record_step(self, step: RepairAction) -> Json:
         return as_json.of_repair(step)
 
-    def execute(self, run: Run, plan: RepairPlan, work: Work[RepairAction]) -> None:
-        """Raises as `repair.execute`."""
+    def execute(self, run: Run, plan: RepairPlan, work: Work[RepairAction]) -> tuple[RepairAction, ...]:
+        """Return the executed actions. Raises as `repair.execute`."""
+        done: list[RepairAction] = []
         for action in repair.execute(work.storage, plan, run=run.id):
+            done.append(action)
             work.tell(action)
             work.lease.require()
+        return tuple(done)
+
+    def report(self, prepared: Prepared[RepairPlan, RepairAction, tuple[RepairAction, ...]]) -> Report:
+        """Report the action for each file."""
+        plan, done = prepared.plan, prepared.made or ()
+        asks = () if plan.asks is None else (plan.asks,)
+        repaired: tuple[Table, ...] = (
+            Table(
+                "files",
+                f"{counted(len(plan.actions), 'file')} to repair",
+                ("action", "file", "reason"),
+                [(_does(action), action.path, action.reason.value) for action in plan.actions],
+            ),
+        )
+        end = f"repaired {counted(len(done), 'file')}"
+        if not plan.actions:
+            repaired = ()
+            end = "nothing to repair: repair does not restore missing files or logs; statekeeper audit lists them"
+        return Report(
+            record={
+                "actions": list(map(as_json.of_repair, plan.actions)),
+                "asks": plan.asks,
+                "run": prepared.run.id if done else None,
+                "done": len(done),
+                "refusals": as_objects(prepared.refusals),
+            },
+            phase=prepared.phase("repaired"),
+            facts={"asks": plan.asks or "none", **({"run": prepared.run.id} if done else {})},
+            figures={"files": len(plan.actions), "repaired_files": len(done)},
+            tables=repaired,
+            lines=asks,
+            made=repaired,
+            done=(*asks, *(() if asks and not plan.actions else (end,))),
+        )
+
+
+def _does(action: RepairAction) -> str:
+    if isinstance(action, Rewrite):
+        return f"write header {action.header}"
+    if isinstance(action, Relocate):
+        return f"set schema location {action.location}"
+    return "write again" if isinstance(action, Rebuild) else "quarantine"
 
 
 def _advised(run: Run) -> str | None:

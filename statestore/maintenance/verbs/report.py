@@ -1,15 +1,17 @@
 """What a verb shows of its plan or its execution: data, which each interface lays out in its own way.
 
 The command line prints the tables and lines, or the record as JSON; Dagster shows the phase, the facts, the figures and the
-tables as metadata. The refusals of a plan are no part of it: each interface adds those of `Prepared`.
+tables as metadata. Tables and lines do not contain the refusals of a plan: each interface adds those of `Prepared`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.maintenance.records.history import Json
 
 Figure: TypeAlias = str | int | float
@@ -17,12 +19,14 @@ Figure: TypeAlias = str | int | float
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `name`: its label in Dagster; `title`: the line above it in a terminal."""
+    """A table. `name`: its label in Dagster; `title`: the line above it in a terminal; `is_whole`: a terminal shows all
+    rows, however many."""
 
     name: str
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class Report:
     facts    texts by label
     figures  numbers by label
     tables, lines  the plan for a person; `lines`: its consequences and the next commands
-    done     the lines about a plan that was executed, or that has no work
+    made, done     the tables and lines about a plan that was executed, or that has no work
     """
 
     record: Json
@@ -43,7 +47,35 @@ class Report:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
     lines: tuple[str, ...] = ()
+    made: tuple[Table, ...] = ()
     done: tuple[str, ...] = ()
+
+    def named(self, pasteable: Callable[[str], str]) -> Report:
+        """Return the report with complete commands. `pasteable`: returns a text with complete commands."""
+        texts = {name: pasteable(value) for name, value in self.record.items() if isinstance(value, str)}
+        lines, done = tuple(map(pasteable, self.lines)), tuple(map(pasteable, self.done))
+        return replace(self, record={**self.record, **texts}, lines=lines, done=done)
+
+
+def as_objects(refusals: Iterable[StatekeeperError]) -> list[Json]:
+    """Encode the refusals of a plan for its record."""
+    return list(map(as_object, refusals))
+
+
+def as_object(error: StatekeeperError) -> Json:
+    """Encode an error for a JSON object."""
+    return {
+        "code": error.code,
+        "exit_code": error.exit_code,
+        "message": error.what,
+        "path": error.path,
+        "hint": error.hint,
+    }
+
+
+def way_back(verb: str, url: str, run: str) -> str:
+    """Return the line with the command that reverses a run."""
+    return f"to undo this run: statekeeper {verb} {shlex.quote(url)} --undo {run} --confirm-stopped"
 
 
 def decimal(size_bytes: int) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import (
     AlreadyExists,
     DestinationNotEmpty,
@@ -15,6 +16,7 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.format import savepoint_names
 from statekeeper.statestore.format.savepoint_names import is_label
@@ -34,7 +36,7 @@ from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Unleased, Work
 from statekeeper.statestore.maintenance.verbs.guards import Refusals
 from statekeeper.statestore.maintenance.verbs.options import BATCH_DEFAULT, LOCATION, option
-from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, decimal, when
+from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, as_objects, decimal, when
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.store.engine.scratch import free_bytes
 
@@ -82,7 +84,12 @@ class SaveRows(Copy[PlannedRows, Wrote, Summary]):
     name = "savepoint"
     destination: str = option(DESTINATION, flag="")
     batch: int | None = option(BATCH, default=None, least=0)
-    tables: Tables = Tables.PARQUET
+    tables: Tables = option(
+        "Format of the tables. Used only with --rows. Delta tables are Parquet files with a Delta transaction log.",
+        default=Tables.PARQUET,
+        flag="--format",
+        choices={one.value: one for one in Tables},
+    )
     label: str | None = option(LABEL, default=None, metavar="LABEL")
     note: str = option(NOTE, default="", metavar="TEXT")
 
@@ -189,7 +196,7 @@ class SaveRows(Copy[PlannedRows, Wrote, Summary]):
             "stores": len(plan.stores),
             "finished_stores": len(plan.finished),
             "bytes_read": plan.read_bytes,
-            "refusals": [],
+            "refusals": as_objects(prepared.refusals),
             "tables": [{"path": folder, "operator": name, "typed": kind == "typed"} for folder, name, kind in kinds],
         }
         figures: dict[str, Figure] = {
@@ -466,27 +473,31 @@ class PlannedRemoval:
 
 @dataclass(frozen=True, kw_only=True)
 class Remove(Unleased[PlannedRemoval, None, None]):
-    """Delete the savepoint with this label, or only remove it from the list of its source: `forget`.
+    """Delete the savepoint with this label, or only remove it from the list of its source.
 
     It depends on no other maintainer: no other verb changes a complete savepoint, and the list has one file for each.
     """
 
     name = "savepoint"
-    label: Label
-    forget: bool = False
+    savepoint: str = option(
+        "Show the files of this savepoint; with --apply, delete them.", flag="--delete", metavar="LABEL"
+    )
+    forget: bool = option(
+        "With --delete: only remove the savepoint from the list of ROOT. Use it if its files no longer exist.",
+        default=False,
+    )
 
     def plan(self, run: Run) -> PlannedRemoval:
-        """Raises as `removal.plan`."""
-        destination = (
-            run.storage if is_itself(run.storage, self.label.label) else run.open_other(self.label.destination)
-        )
-        return PlannedRemoval(destination, removal.plan(self.label, destination, clock=run.clock, forget=self.forget))
+        """Raises as `find` and `removal.plan`."""
+        label = find(run.storage, self.savepoint)
+        destination = run.storage if is_itself(run.storage, label.label) else run.open_other(label.destination)
+        return PlannedRemoval(destination, removal.plan(label, destination, clock=run.clock, forget=self.forget))
 
     def refusals(self, run: Run, plan: PlannedRemoval) -> Iterable[StatekeeperError]:
         return plan.plan.refusals
 
     def allowed(self, run: Run, plan: PlannedRemoval) -> StatekeeperError | None:
-        is_listed = labels.read_in_source(run.storage, self.label.label) is not None
+        is_listed = labels.read_in_source(run.storage, plan.plan.label.label) is not None
         if not is_listed or run.policies.mode_for(origin_of(run.storage)) is not Mode.OBSERVE:
             return None
         return RefusedAsUnsafe(
@@ -501,3 +512,39 @@ class Remove(Unleased[PlannedRemoval, None, None]):
     def execute(self, run: Run, plan: PlannedRemoval, work: Work[None]) -> None:
         """Raises as `removal.execute`."""
         removal.execute(work.storage, plan.destination, plan.plan)
+
+    def report(self, prepared: Prepared[PlannedRemoval, None, None]) -> Report:
+        """Report the files of the savepoint, and the number of other files in its location."""
+        plan, url = prepared.plan.plan, prepared.plan.destination.url
+        files = f"{counted(len(plan.files), 'file')} of {plan.label.label} at {url}, {decimal(plan.size_bytes)}"
+        others = (f"{plan.others:,} other files stay",) if plan.others else ()
+        return Report(
+            record={
+                **of_label(plan.label),
+                "files": len(plan.files),
+                "bytes": plan.size_bytes,
+                "other_files": plan.others,
+                "refusals": as_objects(prepared.refusals),
+                "deleted": prepared.is_done,
+            },
+            phase=prepared.phase("deleted"),
+            facts={"label": plan.label.label, "destination": url},
+            figures={"files": len(plan.files), "bytes": plan.size_bytes, "other_files": plan.others},
+            lines=(*others, f"to delete {files}; add --apply"),
+            done=(*others, f"deleted {files}"),
+        )
+
+
+def of_label(label: Label) -> Json:
+    """Encode a label for a JSON object."""
+    return {
+        "label": label.label,
+        "note": label.note,
+        "content": label.content.value,
+        "source": label.source,
+        "destination": label.destination,
+        "batch": label.batch,
+        "size_bytes": label.size_bytes,
+        "created_at": utc(label.created_at_ms / 1000),
+        "deleting": label.deleting,
+    }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from statekeeper.statestore.base.clock import Clock, Ids
-from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.errors import DAMAGES, RefusedAsUnsafe, StatekeeperError
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
@@ -16,6 +17,8 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records.history import History, Json
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.snapshot import (
+    LeaveAlone,
+    SkipReason,
     SnapshotFacts,
     SnapshotPlan,
     SnapshotPolicy,
@@ -24,11 +27,17 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import (
 )
 from statekeeper.statestore.maintenance.verbs import as_json, guards
 from statekeeper.statestore.maintenance.verbs.config import Mode
-from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, as_objects, when
 from statekeeper.statestore.storage import Storage
 
 Ended: TypeAlias = tuple[TakeSnapshot, Taken | StatekeeperError]
 """A planned snapshot and its result. A verb tells them from one thread at a time."""
+
+
+_MOST_FINDINGS = 50
+"""Findings in the lines of a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,11 @@ class PlannedSnapshots:
     def tails(self) -> Mapping[StorePath, int]:
         """Number of changelogs that a restart replays, for each loadable store."""
         return {fact.store: len(fact.load.replay) for fact in self.gathered.stores if fact.load is not None}
+
+    @property
+    def findings(self) -> list[LeaveAlone]:
+        """The stores that are skipped because of a problem."""
+        return [action for action in self.plan.leave if action.reason.is_finding]
 
 
 @dataclass(frozen=True)
@@ -73,14 +87,37 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
     """Take the snapshots that the policy requires, or with `take_all` or `at_head` those of all stores.
 
     `at_head`: snapshots of the head even if a running query may replace it (a Spark query in structure V1). That query must
-    be stopped. `for_spark`: the release that continues. The query may be running otherwise, and the run only adds files. A
-    failure does not stop the other stores.
+    be stopped. The query may be running otherwise, and the run only adds files. A failure does not stop the other stores.
+    `changelogs` and `restore_target_seconds` override the policy of the root.
     """
 
     name = "snapshot"
-    take_all: bool = False
-    at_head: bool = False
-    for_spark: Spark | None = None
+    take_all: bool = option(
+        "Take snapshots of all stores of ROOT, also of those with short tails. A store is skipped only if a new snapshot "
+        "would not shorten its tail.",
+        default=False,
+        flag="--all",
+    )
+    at_head: bool = option(
+        "Take a snapshot of every store at its head. A restart then replays no changelogs. In structure V1, a native query "
+        "must be stopped. Every other query may be running.",
+        default=False,
+    )
+    for_spark: Spark | None = option(**FOR_SPARK)
+    changelogs: int | None = option(
+        "Take a snapshot of a store if its tail has at least this many changelogs. Default: the number in "
+        "statekeeper.toml, otherwise 50.",
+        default=None,
+        least=1,
+    )
+    restore_target_seconds: float | None = option(
+        "Maximum for the total replay time of all tails, for example 30s. If the predicted total is longer, snapshot also "
+        "takes snapshots of stores that are below the other two limits: --changelogs and `restore`. It begins with the "
+        "longest tail, and stops when the total is within the maximum. Default: the time in statekeeper.toml, otherwise no "
+        "maximum.",
+        default=None,
+        flag="--restore-target",
+    )
 
     def plan(self, run: Run) -> PlannedSnapshots:
         """Raises `RefusedAsUnsafe` for `at_head` while the query runs; `NotACheckpoint`, `CorruptFile`, `StorageError`."""
@@ -88,8 +125,11 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
         if self.at_head and gathered.replaces_versions:
             run.require_stopped(confirmed=run.stopped)
             gathered = snapshot.gather(run.storage, at_head=True)
-        policy = run.policies.snapshot
+        given: dict[str, Any] = {"changelogs": self.changelogs, "restore_target_seconds": self.restore_target_seconds}
+        policy = replace(run.policies.snapshot, **{name: value for name, value in given.items() if value is not None})
         planned = snapshot.plan(gathered, policy, take_all=self.take_all or self.at_head, spark=self.for_spark)
+        left = (replace(one, detail=run.pasteable(one.detail)) for one in planned.leave)
+        planned = replace(planned, leave=tuple(left))
         return PlannedSnapshots(
             mode=run.policies.mode_for(gathered.origin), policy=policy, gathered=gathered, plan=planned
         )
@@ -116,6 +156,8 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
         ended: list[Ended] = []
 
         def record(action: TakeSnapshot, outcome: Taken | StatekeeperError) -> None:
+            if isinstance(outcome, StatekeeperError):
+                outcome.name_root(run.pasteable)
             ended.append((action, outcome))
             work.tell((action, outcome))
 
@@ -130,6 +172,117 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
             ids=run.by.ids,
         )
         return Snapshots.of(ended, plan.plan)
+
+    def report(self, prepared: Prepared[PlannedSnapshots, Ended, Snapshots]) -> Report:
+        """Report the decision for each store, and the snapshots that were taken."""
+        found, plan, made = prepared.plan, prepared.plan.plan, prepared.made or Snapshots()
+        before, after, step = found.tails, made.tails(found), _next_step(found, made)
+        actions: list[TakeSnapshot | LeaveAlone] = [*plan.take, *plan.leave]
+        facts = found.gathered
+        reasons = Table(
+            "reasons",
+            f"{when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip; replay of all "
+            f"tails {plan.seconds_before:,.1f} s before, {plan.seconds_after:,.1f} s after",
+            ("store", "version", "action", "reason"),
+            [
+                (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "none", one.explained)
+                for one in actions
+            ],
+        )
+        taken = Table(
+            "taken",
+            f"{when(plan.batch)}: {len(made.taken)} snapshots",
+            ("store", "version", "keys", "tables", "new", "uploaded", "s"),
+            [
+                (
+                    one.action.store,
+                    one.action.version.version,
+                    one.keys,
+                    one.tables,
+                    one.new_tables,
+                    one.uploaded_bytes,
+                    round(one.seconds, 2),
+                )
+                for one in made.taken
+            ],
+        )
+        steps = () if step is None else (step,)
+        return Report(
+            record={
+                **as_json.of_snapshot_plan(plan),
+                "taken": list(map(as_json.of_taken, made.taken)),
+                "failed": [as_json.of_failed(action, error) for action, error in made.failed],
+                "next_step": step,
+                "refusals": as_objects(prepared.refusals),
+            },
+            phase=prepared.phase("taken"),
+            facts={"mode": found.mode.value},
+            figures={
+                "version": 0 if plan.batch is None else plan.batch + 1,
+                "stores": len(facts.stores),
+                "snapshots_taken": len(made.taken),
+                "snapshots_failed": len(made.failed),
+                "longest_tail_before": max(before.values(), default=0),
+                "longest_tail_after": max(after.values(), default=0),
+                "changelogs_before": sum(before.values()),
+                "changelogs_after": sum(after.values()),
+                "restore_seconds_before": round(sum(facts.restore_seconds(fact) for fact in facts.stores), 3),
+                "restore_seconds_after": round(plan.seconds_after, 3),
+                "uploaded_bytes": sum(one.uploaded_bytes for one in made.taken),
+                "keys": sum(one.keys for one in made.taken),
+            },
+            tables=(reasons,),
+            lines=steps,
+            made=(taken,) if made.taken else (),
+            done=(
+                *(f"{action.store}: {action.explained}" for action in found.findings[:_MOST_FINDINGS]),
+                f"{len(made.taken)} taken, {len(made.failed)} failed, {len(plan.leave)} skipped",
+                *steps,
+            ),
+        )
+
+
+def _next_step(found: PlannedSnapshots, made: Snapshots) -> str | None:
+    """Return the command to run next and its purpose; None if there is nothing to do."""
+    if any(isinstance(error, DAMAGES) for _, error in made.failed):
+        return (
+            "to list the corrupt files and the next step, run: statekeeper audit ROOT --deep. Then run this command "
+            "again"
+        )
+    if made.failed:
+        return "run it again: finished snapshots are not taken twice"
+    return None if made.taken and not found.findings else _next_step_of_plan(found)
+
+
+def _next_step_of_plan(found: PlannedSnapshots) -> str | None:
+    """Return why a plan has no snapshot, and the command that takes one; None for a plan with snapshots."""
+    plan, tails = found.plan, found.tails
+    if plan.batch is None:
+        return (
+            "no batch is committed yet. If the query has committed batches, find the missing files: statekeeper audit "
+            "ROOT"
+        )
+    if plan.stateless is not None:
+        return plan.stateless.value
+    if found.findings:
+        return "for the damaged or missing files and the next step, run: statekeeper audit ROOT"
+    if plan.take:
+        return None
+    mode = " --mode snapshots" if found.mode is Mode.OBSERVE else ""
+    short = [action for action in plan.leave if action.reason is SkipReason.SHORT_TAIL]
+    if short:
+        longest = max(short, key=lambda action: tails[action.store])
+        return (
+            f"no store needs a snapshot by the policy: the longest tail has {counted(tails[longest.store], 'changelog')} "
+            f"({longest.store}), and the limit is {found.policy.changelogs:,}. A restart replays all tails in about "
+            f"{plan.seconds_before:,.1f} s. To take snapshots of all stores now, run: statekeeper snapshot ROOT --all{mode}"
+        )
+    if any(action.reason is SkipReason.NEAR_HEAD for action in plan.leave):
+        return (
+            "no store can get a snapshot now: in structure V1, a running query may still replace its newest versions. To "
+            f"take snapshots of them, stop the query and run: statekeeper snapshot ROOT --at-head --confirm-stopped{mode}"
+        )
+    return "no store needs a snapshot: each one has a snapshot of its head, and a restart replays nothing"
 
 
 def _require_no_ids_in_v1(storage: Storage, actions: Sequence[TakeSnapshot]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.cli.rewind import source_line
+from statekeeper.statestore.maintenance.verbs.rewind import source_line
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rollback.rewind import SourceNeed
