@@ -617,11 +617,10 @@ def _require_half(played: Played, before: History) -> None:
 
 
 def _is_switched(world: World) -> bool:
-    """Return whether the killed command has already switched a job's root, whose former structure the job still names."""
+    """Return whether the killed command has already switched the checkpoint: Spark starts with the former structure."""
     newest = catalog.newest_batch(open_storage(world.root))
     return (
-        world.is_job
-        and newest is not None
+        newest is not None
         and catalog.structure_at(open_storage(world.root), newest) is not world.history.entry.structure
     )
 
