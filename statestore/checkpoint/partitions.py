@@ -44,6 +44,8 @@ class Partitions:
             return described  # without metadata, the number comes from the files
         pinned = self._pinned_at(batch, is_every=named is None)
         found = partitions_at(described, pinned, named, is_lone=self._is_lone(operator))
+        if found is None and self._is_purged(batch):
+            found = named  # only the commit has the number of this batch
         if found is None:
             raise CorruptFile(
                 f"names {named} partitions of operator {operator.operator}, but the metadata of the operator "
@@ -71,6 +73,10 @@ class Partitions:
             if oldest == newest:
                 return newest
         return self._read(batch)
+
+    def _is_purged(self, batch: int) -> bool:
+        """Whether only later batches have offsets. One request."""
+        return self._log(self._newest) is not None and self._storage.stat(names.offsets(batch)) is None
 
     def _read(self, batch: int) -> int | None:
         log = self._log(batch)

@@ -145,7 +145,7 @@ def _width(root: RootFacts, log: LogFacts, operator: int, infos: Sequence[StoreI
     is_lone = operators.has_one_partition(name, schema[0] if isinstance(schema, tuple) else None)
     marks = log.readable[batch].marks
     named = None if marks is None else len(marks.get(operator, ()))
-    pinned = log.pinned_partitions(batch) if name else None
+    pinned = log.pinned_partitions(batch, named) if name else None
     described = {info.partitions for info in infos}
     one = next(iter(described)) if len(described) == 1 else 0
     return operators.partitions_at(one, pinned, named, is_lone=is_lone) or None

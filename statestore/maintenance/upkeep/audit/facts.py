@@ -109,11 +109,16 @@ class LogFacts:
             found[batch] = None if isinstance(number, FileProblem) else number
         return found
 
-    def pinned_partitions(self, batch: int) -> int | None:
-        """Return the number of shuffle partitions of any batch. If all parsed batches are equal, the others are too."""
+    def pinned_partitions(self, batch: int, named: int | None) -> int | None:
+        """Return the number of shuffle partitions of any batch. If all parsed batches are equal, the others are too.
+        Otherwise a batch whose offsets were purged has the number that its commit names."""
         read = self.shuffled
         alike = {*read.values()}
-        return read[batch] if batch in read else alike.pop() if len(alike) == 1 else None
+        if batch in read:
+            return read[batch]
+        if len(alike) == 1:
+            return alike.pop()
+        return named if batch < min(self.offsets, default=0) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from tests.support.rewinds import rewound
 from tests.support.roots import opened, outer
 from tests.support.s3_server import S3Server, Wire
 from tests.support.switching import WRITES, after_the_dead, switch
-from tests.support.twins import clean
+from tests.support.twins import clean, statekeeper
 
 
 def rooted(folder: Path, **settings: object) -> KeyedRoot:
@@ -60,6 +60,26 @@ def test_versions_of_removed_partitions_before_a_switchover_are_no_finding(tmp_p
     rescale(root.storage, 2, tmp_path)
     clean(root.storage, tmp_path)
     root.assert_right(2)
+
+
+def test_a_batch_without_its_purged_offsets_has_the_partitions_that_its_commit_names(tmp_path: Path) -> None:
+    """In V1, retention keeps the commit of the batch before the oldest offsets, for its digests."""
+    root = rooted(tmp_path, partitions=2)
+    root.grow(1)
+    switch(root.storage, Structure.V1, tmp_path)
+    root.structure = Structure.V1
+    root.grow(3)
+    gc = ("gc", str(tmp_path / "root"), "--retain", "2", "--grace", "0s", "--apply", "--scratch", str(tmp_path / "gc"))
+    statekeeper(*gc, "--mode", "full")
+    assert root.storage.stat(names.offsets(0)) is None
+    assert root.storage.stat(names.commits(0)) is not None
+    switch(root.storage, Structure.V2, tmp_path)
+    root.structure = Structure.V2
+    rescale(root.storage, 1, tmp_path)
+    root.assert_right(1)
+    clean(root.storage, tmp_path)
+    statekeeper(*gc, "--mode", "full")
+    clean(root.storage, tmp_path)
 
 
 def test_the_command_reports_no_appended_batch_and_asks_for_no_file_sink(tmp_path: Path) -> None:
