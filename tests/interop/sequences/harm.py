@@ -57,10 +57,11 @@ def _chosen(world: World, chance: Random) -> tuple[str, str, str]:
     kind = chance.choice([kind for kind, paths in present.items() if paths])
     path = chance.choice(present[kind])
     ways = ("missing", "empty", "torn") if "." not in path else ("missing", "torn", "flipped")
-    if kind == "newest commit" and world.is_job:
+    if kind == "newest commit" and (world.is_job or newest == 0):
         # A root without its newest commit is a root whose newest batch was interrupted. Only the query has the commit.
+        # Without any commit, no batch has ended.
         ways = ways[1:]
-    if kind == "newest offsets" and world.history.newest == 0:
+    if kind == "newest offsets" and newest == 0:
         # Without any offsets, Spark does not continue the query: it begins a new one.
         ways = ways[1:]
     return kind, path, chance.choice(ways)
