@@ -8,10 +8,10 @@ import pytest
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.maintenance.verbs.rewind import source_line
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rollback.rewind import SourceNeed
+from statekeeper.statestore.maintenance.verbs.rewind import source_line
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.audits import audited
