@@ -8,21 +8,23 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import Meta
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import WrongResult
+from statekeeper.statestore.format import json_records
+from statekeeper.statestore.format.json_records import Count
 
 _COLUMNS = 32
 """Delta's default: the first columns have statistics."""
@@ -114,7 +116,7 @@ def _moment(value: dt.datetime) -> str:
     return text if value.tzinfo is None else f"{text}Z"
 
 
-_FILE_NAME = re.compile(r"part-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet")
+_FileName = Annotated[str, Meta(pattern=r"\Apart-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet\Z")]
 _OPEN_FILES = 64
 """Open files of a task. With more values of the partition columns, a value can have several files per task and batch."""
 
@@ -128,9 +130,9 @@ class DataFile:
     statistics        Delta's statistics, as JSON
     """
 
-    path: str
-    size_bytes: int
-    modified_at_milliseconds: int
+    path: _FileName
+    size_bytes: Count
+    modified_at_milliseconds: Count
     partition_values: Mapping[str, str | None]
     statistics: str
 
@@ -140,18 +142,8 @@ class DataFile:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> DataFile:
-        """Parse the JSON of a file. Raises the errors of `BAD_VALUES`, also for a path outside of the table."""
-        path = str(body["path"])
-        if not _FILE_NAME.fullmatch(path):
-            raise ValueError(f"{path!r} is not the name of a data file")
-        values = dict(body["partition_values"])
-        return cls(
-            path=path,
-            size_bytes=int(body["size_bytes"]),
-            modified_at_milliseconds=int(body["modified_at_milliseconds"]),
-            partition_values={str(name): None if value is None else str(value) for name, value in values.items()},
-            statistics=str(body["statistics"]),
-        )
+        """Parse the JSON of a file. Raises `ValueError`, also for a path outside of the table."""
+        return json_records.converted(cls, body)
 
 
 @dataclass(frozen=True, kw_only=True)
