@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import names
@@ -61,6 +62,11 @@ RECORDS: list[tuple[str, str, HistoryRecord]] = [
 @pytest.mark.parametrize(("verb", "part", "record"), RECORDS, ids=lambda value: type(value).__name__)
 def test_a_record_is_read_back_as_it_was_written(verb: str, part: str, record: HistoryRecord) -> None:
     assert decode(verb, part, json.loads(json.dumps(record.encode()))) == record
+
+
+def test_durations_are_rounded_to_milliseconds() -> None:
+    encoded = structs.replace(TAKEN, seconds=1.23456, restore_seconds=0.0004).encode()
+    assert (encoded["seconds"], encoded["restore_seconds"]) == (1.235, 0.0)
 
 
 def test_a_planned_deletion_names_its_snapshot() -> None:
