@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from statekeeper.assets.launches import for_launchpad
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.provider import Provider
@@ -318,6 +318,21 @@ def test_each_entry_point_shows_the_same_refusals_in_a_plan(world: World, verb: 
         assert world.contents() == before
 
 
+def test_no_entry_point_accepts_a_query_id_that_is_not_a_uuid(world: World) -> None:
+    world.begin("native")
+    before = world.contents()
+    for verb in (Clone(destination=world.copy, query_id="orders"), rewind.Rewind(batch=0, query_id="orders")):
+        with pytest.raises(RefusedAsUnsafe, match="'orders' is not a UUID"):
+            prepare(verb, a_run(world, stopped=True))
+    for command in (["clone", "flights", world.copy], ["rewind", "flights", "--to-batch", "0"]):
+        given = ["--config", str(world.configuration), *command, "--query-id", "orders"]
+        result = CliRunner().invoke(main, given, obj=BY)
+        assert (result.exit_code, "'orders' is not a UUID" in result.stderr) == (2, True)
+    launched = world.launch("clone_checkpoint", "clone", destination=world.copy, query_id="orders")
+    assert "'orders' is not a UUID" in str(_failure(launched))
+    assert world.contents() == before
+
+
 def test_each_verb_and_each_launch_is_compared(world: World) -> None:
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
@@ -409,12 +424,17 @@ def by_launch(world: World, case: Case, *, stopped: bool = True) -> str | None:
     result = world.launch(job, asset, **given)
     if result.success:
         return _refusal(world, result, asset)
+    return comparable(world, _failure(result))
+
+
+def _failure(result: dg.ExecuteInProcessResult) -> str:
+    """Return the message of the failed step."""
     failed = next(event for event in result.all_events if event.is_step_failure).step_failure_data
     if failed.user_failure_data is not None:
-        return comparable(world, str(failed.user_failure_data.description))
+        return str(failed.user_failure_data.description)
     assert failed.error is not None
     raised = failed.error.cause or failed.error
-    return comparable(world, raised.message.partition(": ")[2].strip())
+    return raised.message.partition(": ")[2].strip()
 
 
 def planned_by_launch(world: World, case: Case) -> str:
