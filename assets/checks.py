@@ -19,8 +19,8 @@ from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
-from statekeeper.statestore.maintenance.rewrites.switchover import OpenJournal
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy

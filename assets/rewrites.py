@@ -24,7 +24,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress
+from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.rewrite import Abort, Convert, Evolve, Load, OfStoppedQuery, Rescale, Undo

@@ -14,8 +14,8 @@ from benchmarks.peak import Peak, peak_of
 from benchmarks.state_roots import job_root
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
-from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, Progress
 from statekeeper.statestore.storage import open_storage
 from tests.support import runs
 
@@ -65,8 +65,8 @@ def load(folder: str) -> dict[str, object]:
         seconds = perf_counter() - started
         print(f"{reached.phase.value}: {reached.done:,} of {reached.of:,} after {seconds:.0f} s", file=sys.stderr)
 
-    goal = engine.Load(read_saved(saved), saved, True)
-    planned = engine.plan(engine.gather(target, scratch=scratch, of_load=True), goal)
+    goal = whole_stores.Load(read_saved(saved), saved, True)
+    planned = whole_stores.plan(whole_stores.gather(target, scratch=scratch, of_load=True), goal)
     assert not planned.refusals, planned.refusals
     machine = Machine(scratch=scratch, clock=SystemClock(), ids=RandomIds())
     runs.rewrite(target, planned, progress, run=RandomIds().fresh(), holder="a benchmark", machine=machine)

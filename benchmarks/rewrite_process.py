@@ -8,9 +8,9 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import engine, switchover
-from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, Rescale
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import engine, switchover, whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert, Goal, Rescale
 from statekeeper.statestore.storage import open_storage
 from tests.support import runs
 
@@ -28,7 +28,7 @@ def convert(checkpoint: str, scratch: str) -> None:
 def switch(checkpoint: str, scratch: str) -> None:
     """Switch a state root from structure V2 to V1: all snapshots are built. Steps as of the other functions."""
     storage, folder = open_storage(checkpoint), Path(scratch)
-    planned = switchover.plan(switchover.gather(storage, scratch=folder), Structure.V1)
+    planned = switchover.plan(engine.gather(storage, scratch=folder), Structure.V1)
     assert not planned.refusals, planned.refusals
     machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds())
     runs.switch(storage, planned, lambda _: None, run=RandomIds().fresh(), holder="a benchmark", machine=machine)
@@ -37,7 +37,7 @@ def switch(checkpoint: str, scratch: str) -> None:
 def _rewrite(checkpoint: str, scratch: str, goal: Goal) -> None:
     """All steps of the verb except the five seconds in which a checkpoint must be idle."""
     storage, folder = open_storage(checkpoint), Path(scratch)
-    planned = engine.plan(engine.gather(storage, scratch=folder), goal, Spark.V4_2)
+    planned = whole_stores.plan(whole_stores.gather(storage, scratch=folder), goal, Spark.V4_2)
     assert not planned.refusals, planned.refusals
     machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds())
     runs.rewrite(storage, planned, lambda _: None, run=RandomIds().fresh(), holder="a benchmark", machine=machine)

@@ -15,8 +15,9 @@ from benchmarks.state_roots import StateRoot, changes
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, SwitchPhase, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.root.columns import StoreSchema
@@ -98,9 +99,9 @@ def _row(name: str, moves: list[_Move]) -> list[str]:
 
 
 def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
-    copy_seconds = _copied(storage, switchover.plan(switchover.gather(storage, scratch=folder), to), folder)
+    copy_seconds = _copied(storage, switchover.plan(engine.gather(storage, scratch=folder), to), folder)
     before, started = storage.requests.snapshot(), perf_counter()
-    planned = switchover.plan(switchover.gather(storage, scratch=folder), to)
+    planned = switchover.plan(engine.gather(storage, scratch=folder), to)
     assert not planned.refusals, planned.refusals
     reached = set()
     runs.switch(

@@ -176,6 +176,11 @@ class Begun:
         return {store: version for store, version in self.stores.items() if store not in self.reused}
 
     @property
+    def appends_batch(self) -> bool:
+        """Whether the rewrite appends a batch to the logs of a native query. Otherwise it replaces the newest version."""
+        return self.replaced is None and self.rewrite not in (RewriteKind.SWITCH, RewriteKind.EDIT)
+
+    @property
     def described(self) -> str:
         """The rewrite as a noun phrase, for messages."""
         match self.rewrite:

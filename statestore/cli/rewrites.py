@@ -29,7 +29,7 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.reports import TO_EXECUTE, print_report
 from statekeeper.statestore.cli.verb_options import Command, verb_options
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Progress, ProgressCallback, SwitchPhase
 from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.rewrite import Abort, OfStoppedQuery, Undo
 

@@ -8,9 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.rewrites import switchover
 from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, shown
@@ -79,7 +78,7 @@ def test_an_incomplete_switchover_is_red_until_a_launch_completes_or_aborts_it(
         result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert not result.success
     assert not checks(result)["nothing_left_half_switched"].passed
-    assert switchover.open_journal(storage) is not None
+    assert rewrite_journal.open_journal(storage) is not None
     result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success
     assert checks(result)["nothing_left_half_switched"].passed

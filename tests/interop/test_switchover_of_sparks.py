@@ -16,8 +16,8 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import runs
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
@@ -129,7 +129,7 @@ def test_spark_rejects_an_incomplete_switchover_and_continues_after_its_completi
         query.confs |= structure.conf
         storage = open_storage(str(query.checkpoint))
         snapshots_of(query, folder)
-        plan = switchover.plan(switchover.gather(storage, scratch=folder), structure.other)
+        plan = switchover.plan(engine.gather(storage, scratch=folder), structure.other)
         machine = Machine(scratch=folder, clock=SystemClock(), ids=RandomIds(), workers=1)
         run, dying = RandomIds().fresh(), DiesAfter(storage, last_write)
         with pytest.raises(SimulatedCrash):

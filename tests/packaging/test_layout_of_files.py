@@ -127,10 +127,10 @@ def test_the_join_and_the_enrichment_of_the_examples_have_at_most_30_lines() -> 
 
 _IMPORT_EACH = """
 import importlib, sys
-for package in ("rewrites.edits", "rewrites.evolution", "rewrites.engine"):
+for package in ("edits", "evolution", "engine", "switchover", "whole_stores"):
     for name in [name for name in sys.modules if name.startswith("statekeeper.statestore")]:
         del sys.modules[name]
-    importlib.import_module(f"statekeeper.statestore.maintenance.{package}")
+    importlib.import_module(f"statekeeper.statestore.maintenance.rewrites.{package}")
 """
 
 

@@ -19,7 +19,7 @@ def test_without_pyspark_only_the_test_modules_that_import_it_are_skipped() -> N
     files = [
         "tests/checkpoint/test_lineage.py",
         "tests/maintenance/verbs/test_config.py",
-        "tests/maintenance/rewrites/engine/test_convert.py",
+        "tests/maintenance/rewrites/whole_stores/test_convert.py",
     ]
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_SPARK, *files], cwd=REPOSITORY, capture_output=True, text=True, check=False

@@ -16,7 +16,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.rewrites import edits
 from statekeeper.statestore.maintenance.rewrites.edits import Edit, EditPlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
 from statekeeper.statestore.storage import Storage
 from tests.support import runs
 from tests.support.dumped import dumped

@@ -21,7 +21,7 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Rescale
 from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare

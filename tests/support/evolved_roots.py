@@ -19,9 +19,9 @@ from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine import RewritePlan
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
 from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, parse_changes
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites.whole_stores import RewritePlan
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.state_root import Pending, Ready
 from statekeeper.statestore.storage import Storage

@@ -9,9 +9,9 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
-from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.engine import Load, RewritePlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, ProgressCallback
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, ProgressCallback
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Load, RewritePlan
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import runs
 from tests.support.savepoints import saved
@@ -33,8 +33,8 @@ def goal(of: Storage, *, replaces_state: bool = True) -> Load:
 def planned(
     storage: Storage, of: Storage, scratch: Path, *, replaces_state: bool = True, spark: Spark | None = FOR_SPARK
 ) -> RewritePlan:
-    facts = engine.gather(storage, scratch=scratch, of_load=True)
-    return engine.plan(facts, goal(of, replaces_state=replaces_state), spark)
+    facts = whole_stores.gather(storage, scratch=scratch, of_load=True)
+    return whole_stores.plan(facts, goal(of, replaces_state=replaces_state), spark)
 
 
 def load(

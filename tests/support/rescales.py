@@ -11,9 +11,9 @@ from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.engine import Goal, Rescale, RewritePlan, file_sink
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Goal, Rescale, RewritePlan, file_sink
 from statekeeper.statestore.storage import Storage
 from tests.support import runs
 from tests.support.dumped import dumped
@@ -26,7 +26,7 @@ def planned(
 ) -> RewritePlan:
     """Plan a rewrite. `goal`: a number stands for a rescale to so many partitions."""
     target = Rescale(goal) if isinstance(goal, int) else goal
-    plan = engine.plan(engine.gather(storage, scratch=scratch), target, spark)
+    plan = whole_stores.plan(whole_stores.gather(storage, scratch=scratch), target, spark)
     if sink is None or plan.batch is None:
         return plan
     begun = None if plan.half_done is None else plan.half_done.begun.file_sink

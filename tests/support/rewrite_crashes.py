@@ -23,7 +23,7 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.edits import Edit
-from statekeeper.statestore.maintenance.rewrites.engine import Convert
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.root.binding import read_binding
@@ -361,7 +361,7 @@ def switching_from(source: Structure) -> type[Crashing]:
             switching.abort(storage, clock=after_the_dead())
 
         def is_open(self, storage: Storage) -> bool:
-            return switching.switchover.open_journal(storage) is not None
+            return rewrite_journal.open_journal(storage) is not None
 
         def is_done(self, storage: Storage) -> bool:
             return not self.is_open(storage) and switching.structure_of(storage) is source.other

@@ -11,8 +11,9 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal, RewriteKind
 from statekeeper.statestore.maintenance.records.history import recorded as recorded
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
-from statekeeper.statestore.maintenance.rewrites.engine import RewritePlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, ProgressCallback, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, ProgressCallback
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.whole_stores import RewritePlan
 from statekeeper.statestore.maintenance.rollback.repair import RepairAction, RepairPlan
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionFacts, RetentionPlan
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPlan, Taken, TakeSnapshot

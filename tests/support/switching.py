@@ -9,14 +9,15 @@ import pytest
 
 from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Kind, Storage
 from tests.support import runs
@@ -29,7 +30,7 @@ WRITES = (Kind.CREATE, Kind.REPLACE, Kind.DELETE)
 
 
 def planned(storage: Storage, to: Structure, scratch: Path, spark: Spark | None = None) -> SwitchPlan:
-    return switchover.plan(switchover.gather(storage, scratch=scratch), to, spark)
+    return switchover.plan(engine.gather(storage, scratch=scratch), to, spark)
 
 
 def switch(
@@ -46,7 +47,7 @@ def switch(
 
 
 def abort(storage: Storage, *, clock: Clock | None = None) -> None:
-    journal = switchover.open_journal(storage)
+    journal = rewrite_journal.open_journal(storage)
     if journal is not None:
         run = RandomIds().fresh()
         runs.abort(storage, journal, lambda _: None, run=run, holder="a test", clock=clock or SystemClock())

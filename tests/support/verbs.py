@@ -23,8 +23,9 @@ from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
 from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
 from statekeeper.statestore.maintenance.rewrites.edits import Edit as EditGoal
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
-from statekeeper.statestore.maintenance.rewrites.engine import Goal, RewritePlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.engine import Progress, ProgressCallback
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Goal, RewritePlan
 from statekeeper.statestore.maintenance.rollback.claim import ClaimPlan
 from statekeeper.statestore.maintenance.rollback.repair import RepairAction, RepairPlan
 from statekeeper.statestore.maintenance.rollback.rewind import RewindAction

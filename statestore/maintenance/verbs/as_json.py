@@ -24,8 +24,9 @@ from statekeeper.statestore.maintenance.records.history import (
     TakenSnapshot,
 )
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
-from statekeeper.statestore.maintenance.rewrites.engine import EvolutionPreview, FileSinkPlan, Load, RewritePlan
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.engine import Progress
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
+from statekeeper.statestore.maintenance.rewrites.whole_stores import EvolutionPreview, FileSinkPlan, Load, RewritePlan
 from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, Rewrite
 from statekeeper.statestore.maintenance.rollback.rewind import RewindAction, RewindPlan
 from statekeeper.statestore.maintenance.rollback.rewind import Rewrite as RewrittenFile

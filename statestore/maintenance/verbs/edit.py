@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.contents.differences import Change
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.records.history import Json
@@ -12,13 +13,13 @@ from statekeeper.statestore.maintenance.rewrites import edits
 from statekeeper.statestore.maintenance.rewrites.edits import Edit as Goal
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
 from statekeeper.statestore.maintenance.rewrites.edits.tables import edit_of
-from statekeeper.statestore.maintenance.rewrites.switchover import Begun, Progress
+from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
-from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
-from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, machine
+from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +70,6 @@ class Edit(OfStoppedQuery[EditPlan]):
 
     def record(self, plan: EditPlan) -> list[Json]:
         return [as_json.of_edit_plan(plan)]
-
-    def execute(self, run: Run, plan: EditPlan, work: Work[Progress]) -> Begun:
-        """Raises as `edits.execute`."""
-        return edits.execute(
-            work.storage,
-            plan,
-            work.tell,
-            run=run.id,
-            machine=machine(run),
-            still_held=work.lease.require,
-            policy=policy_of(run.policies),
-        )
 
     def report(self, prepared: Prepared[EditPlan, Progress, Begun]) -> Report:
         """Report the number of changed rows by store, and the first of them before and after."""

@@ -7,9 +7,9 @@ rewrite of any kind, also a switchover or an edit; `Undo` reverses a completed e
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import rewrite_journal
@@ -21,11 +21,12 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
 from statekeeper.statestore.maintenance.records.history import Json
-from statekeeper.statestore.maintenance.rewrites import edits, engine, switchover
-from statekeeper.statestore.maintenance.rewrites.engine import FileSinkPlan, Goal, RewritePlan
-from statekeeper.statestore.maintenance.rewrites.engine import file_sink as file_sinks
+from statekeeper.statestore.maintenance.rewrites import engine, whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, Plan, Progress
 from statekeeper.statestore.maintenance.rewrites.evolution import read_schema_file
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress
+from statekeeper.statestore.maintenance.rewrites.kinds import STEPS
+from statekeeper.statestore.maintenance.rewrites.whole_stores import FileSinkPlan, Goal, RewritePlan
+from statekeeper.statestore.maintenance.rewrites.whole_stores import file_sink as file_sinks
 from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import CompletesRewrites, Prepared, Run, Verb, Work
@@ -45,19 +46,6 @@ _WAYS_BACK = {
     RewriteKind.EVOLVE: "to reverse a completed schema evolution, run: statekeeper evolve ROOT --undo RUN "
     "--confirm-stopped",
 }
-
-
-class Plan(Protocol):
-    """A plan with the reasons that block it; `is_there`: nothing has to be done; `half_done`: what the plan completes."""
-
-    @property
-    def refusals(self) -> tuple[str, ...]: ...
-
-    @property
-    def is_there(self) -> bool: ...
-
-    @property
-    def half_done(self) -> OpenJournal | None: ...
 
 
 P = TypeVar("P", bound=Plan)
@@ -83,6 +71,20 @@ class OfStoppedQuery(CompletesRewrites[P, Progress, Begun]):
     def record_step(self, step: Progress) -> Json:
         return as_json.of_progress(step)
 
+    def execute(self, run: Run, plan: P, work: Work[Progress]) -> Begun:
+        """Raises as `engine.execute`."""
+        return engine.execute(
+            STEPS[plan.rewrite],
+            work.storage,
+            plan,
+            work.tell,
+            run=run.id,
+            machine=_machine(run),
+            still_held=work.lease.require,
+            open_sink=_sinks(run, work),
+            policy=policy_of(run.policies),
+        )
+
     def phase(self, prepared: Prepared[P, Progress, Begun], done: str) -> str:
         """Return the phase of a report. `done`: that of an executed plan."""
         plan = prepared.plan
@@ -106,7 +108,12 @@ class OfStoppedQuery(CompletesRewrites[P, Progress, Begun]):
         return f"to undo this run: statekeeper {self.name} {url} --undo {run} --confirm-stopped"
 
 
-def machine(run: Run) -> Machine:
+def _sinks(run: Run, work: Work[Progress]) -> Callable[[str], Storage]:
+    """Return how to open the output folder of a file sink under the lease."""
+    return lambda url: work.lease.guarded(run.open_other(url))
+
+
+def _machine(run: Run) -> Machine:
     """Return what one execution may use, with the clock and the ids of the process."""
     return Machine(
         scratch=run.scratch,
@@ -196,12 +203,12 @@ class Rewrite(OfStoppedQuery[RewritePlan]):
         )
 
     def plan(self, run: Run) -> RewritePlan:
-        """Raises as `engine.gather` and `engine.file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another
+        """Raises as `whole_stores.gather` and `file_sink.plan`; `RefusedAsUnsafe` if the interrupted rewrite has another
         file sink."""
         goal = self.goal(run)
-        policy, of_load = policy_of(run.policies), isinstance(goal, engine.Load)
-        facts = engine.gather(run.storage, scratch=run.scratch, policy=policy, of_load=of_load)
-        planned = engine.plan(facts, goal, self.for_spark)
+        policy, of_load = policy_of(run.policies), isinstance(goal, whole_stores.Load)
+        facts = whole_stores.gather(run.storage, scratch=run.scratch, policy=policy, of_load=of_load)
+        planned = whole_stores.plan(facts, goal, self.for_spark)
         return replace(planned, file_sink=self._plan_sink(run, planned))
 
     def _plan_sink(self, run: Run, planned: RewritePlan) -> FileSinkPlan | None:
@@ -226,20 +233,6 @@ class Rewrite(OfStoppedQuery[RewritePlan]):
     def record(self, plan: RewritePlan) -> list[Json]:
         return [as_json.of_rewrite_plan(plan)]
 
-    def execute(self, run: Run, plan: RewritePlan, work: Work[Progress]) -> Begun:
-        """Raises as `engine.execute`."""
-        entry = None if plan.file_sink is None else plan.file_sink.entry
-        return engine.execute(
-            work.storage,
-            plan,
-            work.tell,
-            run=run.id,
-            machine=machine(run),
-            still_held=work.lease.require,
-            policy=policy_of(run.policies),
-            sink=None if entry is None else work.lease.guarded(run.open_other(entry.url)),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rescale(Rewrite):
@@ -258,7 +251,7 @@ class Rescale(Rewrite):
     for_spark: Spark | None = option(**FOR_SPARK)
 
     def goal(self, run: Run) -> Goal:
-        return engine.Rescale(self.partitions)
+        return whole_stores.Rescale(self.partitions)
 
     def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
         plan, after = prepared.plan, []
@@ -297,7 +290,7 @@ class Convert(Rewrite):
     for_spark: Spark | None = option(**FOR_SPARK)
 
     def goal(self, run: Run) -> Goal:
-        return engine.Convert(self.to, self.structure)
+        return whole_stores.Convert(self.to, self.structure)
 
     def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
         plan, start = prepared.plan, "start the query as before"
@@ -329,7 +322,7 @@ class Load(Rewrite):
 
     def goal(self, run: Run) -> Goal:
         source = run.open_other(self.savepoint)
-        return engine.Load(read_saved(source), source, self.replace_state)
+        return whole_stores.Load(read_saved(source), source, self.replace_state)
 
     def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
         plan = prepared.plan
@@ -407,7 +400,7 @@ class Evolve(Rewrite):
         found = self.report_of(prepared, title="", done=done, with_run=True)
         if prepared.is_done:
             return found
-        shown = engine.preview(
+        shown = whole_stores.preview(
             run.storage, plan, scratch=run.scratch, clock=run.clock, ids=run.by.ids, workers=run.workers
         )
         columns = [f"{name}: {change.after_columns}" for name, change in plan.schemas.items()]
@@ -511,7 +504,7 @@ class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
         return [{"abort": plan.begun.number}]
 
     def execute(self, run: Run, plan: OpenJournal, work: Work[Progress]) -> Begun:
-        """Raises as the `roll_back` of its package; `RefusedAsUnsafe` if the rewrite has ended."""
+        """Raises as `engine.rollback`; `RefusedAsUnsafe` if the rewrite has ended."""
         begun = plan.begun
         # Race: another maintainer completes it while this run waits for quiet; the journal read before is old.
         now = rewrite_journal.open_journal(run.storage)
@@ -522,7 +515,8 @@ class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
                 hint="to reverse a completed switchover, run switch with --to. To reverse a completed edit, load or "
                 "evolve, run it with --undo. To reverse another rewrite, run: statekeeper rewind",
             )
-        _roll_back(now, work, _sink_of(run, now, work))
+        lease, sinks = work.lease, _sinks(run, work)
+        engine.rollback(STEPS[begun.rewrite], work.storage, now, work.tell, still_held=lease.require, open_sink=sinks)
         work.done.append({"aborted": begun.number})
         return begun
 
@@ -549,16 +543,18 @@ class Undo(Verb[str, Progress, Begun]):
         return [{"undo": plan}]
 
     def execute(self, run: Run, plan: str, work: Work[Progress]) -> Begun:
-        """Raises as the `require_reversible` and `roll_back` of `edits` and `engine`."""
-        if self.kind is RewriteKind.LOAD:
-            completed = engine.require_reversible(run.storage, plan)
-        else:
-            completed = edits.require_reversible(run.storage, plan, self.kind)
-        sink = _sink_of(run, completed, work)
-        rewrite_journal.reopen(work.storage, completed.begun)
-        _roll_back(completed, work, sink)
-        work.done.append({"undone": completed.begun.number})
-        return completed.begun
+        """Raises as `engine.revert`."""
+        begun = engine.revert(
+            STEPS[self.kind],
+            work.storage,
+            plan,
+            self.kind,
+            work.tell,
+            still_held=work.lease.require,
+            open_sink=_sinks(run, work),
+        )
+        work.done.append({"undone": begun.number})
+        return begun
 
     def report(self, prepared: Prepared[str, Progress, Begun]) -> Report:
         assert prepared.made is not None
@@ -583,19 +579,3 @@ def _reversed(begun: Begun, phase: str) -> Report:
         figures={"version": begun.batch + 1, "stores": len(begun.stores)},
         done=(done[begun.rewrite],),
     )
-
-
-def _sink_of(run: Run, journal: OpenJournal, work: Work[Progress]) -> Storage | None:
-    """Open the output folder of a query with a file sink."""
-    entry = journal.begun.file_sink
-    return None if entry is None else work.lease.guarded(run.open_other(entry.url))
-
-
-def _roll_back(journal: OpenJournal, work: Work[Progress], sink: Storage | None) -> None:
-    still_held = work.lease.require
-    if journal.begun.rewrite is RewriteKind.SWITCH:
-        switchover.roll_back(work.storage, journal, work.tell, still_held=still_held)
-    elif journal.begun.rewrite is RewriteKind.EDIT:
-        edits.roll_back(work.storage, journal, work.tell, still_held=still_held)
-    else:
-        engine.roll_back(work.storage, journal, work.tell, still_held=still_held, sink=sink)

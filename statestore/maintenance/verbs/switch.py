@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records.history import Json
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Begun, Progress, SwitchPlan
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Progress
+from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
-from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
-from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, machine
+from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +36,8 @@ class Switch(OfStoppedQuery[SwitchPlan]):
     for_spark: Spark | None = option(**FOR_SPARK)
 
     def plan(self, run: Run) -> SwitchPlan:
-        """Raises as `switchover.gather`."""
-        gathered = switchover.gather(run.storage, scratch=run.scratch, policy=policy_of(run.policies))
+        """Raises as `engine.gather`."""
+        gathered = engine.gather(run.storage, scratch=run.scratch, policy=policy_of(run.policies))
         return switchover.plan(gathered, self.to, self.for_spark, workers=run.workers)
 
     def is_confirmed(self, run: Run, plan: SwitchPlan) -> bool:
@@ -45,18 +47,6 @@ class Switch(OfStoppedQuery[SwitchPlan]):
 
     def record(self, plan: SwitchPlan) -> list[Json]:
         return [as_json.of_switch_plan(plan)]
-
-    def execute(self, run: Run, plan: SwitchPlan, work: Work[Progress]) -> Begun:
-        """Raises as `switchover.execute`."""
-        return switchover.execute(
-            work.storage,
-            plan,
-            work.tell,
-            run=run.id,
-            machine=machine(run),
-            still_held=work.lease.require,
-            policy=policy_of(run.policies),
-        )
 
     def report(self, prepared: Prepared[SwitchPlan, Progress, Begun]) -> Report:
         """Report the step of each store, and how to start the query."""

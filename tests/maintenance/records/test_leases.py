@@ -17,10 +17,12 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import LeaseLost, RootHeld, StatekeeperError, StorageError
 from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records import lease as liveness
-from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.rewrites.evolution import parse_changes
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert, Goal, Rescale
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer
@@ -28,7 +30,7 @@ from statekeeper.statestore.storage import Entry, Storage, open_storage, paralle
 from statekeeper.statestore.storage.base import Created, Location
 from statekeeper.statestore.storage.forwarding import ForwardingStorage
 from tests.faults.fuzz.roots import Stage, made
-from tests.support import edits, verbs
+from tests.support import edits, loads, verbs
 from tests.support.clocks import SleeplessClock
 from tests.support.commands import run as command
 from tests.support.mounts import fill, small_disk
@@ -107,17 +109,18 @@ class WithoutTimers(SleeplessClock):
 
 @dataclass
 class World:
-    """A job root, a checkpoint of Spark and an empty destination, which are slow, and their maintainer."""
+    """A job root, two checkpoints of Spark and an empty destination, which are slow, and their maintainer."""
 
     folder: Path
     clock: SleeplessClock
     look: Callable[[Storage], None]
 
     def __post_init__(self) -> None:
-        self.root, self.sparks, self.empty = (
+        self.root, self.sparks, self.sparks_v1, self.empty = (
             SlowStorage(open_storage(str(self.folder / name)), self.clock, self.look)
-            for name in ("root", "sparks", "empty")
+            for name in ("root", "sparks", "sparks-v1", "empty")
         )
+        self.slow = (self.root, self.sparks, self.sparks_v1, self.empty)
         self.by = Maintainer("host:1", self.clock, RandomIds(), 0.0)
         self.how = {"scratch": self.folder / "scratch"}
 
@@ -146,11 +149,29 @@ def switch(world: World) -> None:
     )
 
 
-def rescale(world: World) -> None:
-    prepared = verbs.rewrite.plan(world.sparks, FULL, Rescale(3), **world.how)
+def _rewrite(world: World, storage: Storage, goal: Goal) -> None:
+    prepared = verbs.rewrite.plan(storage, FULL, goal, **world.how)
     verbs.rewrite.execute(
-        world.sparks, prepared, world.by, lambda _: None, run=world.by.ids.fresh(), stopped=True, workers=1, **world.how
+        storage, prepared, world.by, lambda _: None, run=world.by.ids.fresh(), stopped=True, workers=1, **world.how
     )
+
+
+def rescale(world: World) -> None:
+    _rewrite(world, world.sparks, Rescale(3))
+
+
+def convert(world: World) -> None:
+    _rewrite(world, world.sparks_v1, Convert(Provider.HDFS_BACKED))
+
+
+def load(world: World) -> None:
+    source = open_storage(str(world.folder / "sparks-v1"))
+    _rewrite(world, world.sparks, loads.goal(loads.savepoint(source, world.folder / "savepoint")))
+
+
+def evolve(world: World) -> None:
+    changes = {"stores": {"default": {"rename": {"n": "number"}}}}
+    _rewrite(world, world.root, parse_changes(changes, "a file", ("--schema", "changes.toml")))
 
 
 def edit(world: World) -> None:
@@ -181,7 +202,7 @@ def savepoint(world: World) -> None:
     verbs.savepoint.execute_rows(world.root, world.empty, prepared, world.by, FULL, workers=1, **world.how)
 
 
-VERBS = (snapshot, retention, switch, rescale, edit, rewind, clone, mirror, savepoint)
+VERBS = (snapshot, retention, switch, rescale, convert, load, evolve, edit, rewind, clone, mirror, savepoint)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +217,7 @@ def root(cache: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sparks(cache: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made(cache, "v1-aggregation", Stage.WRITTEN), tmp_path / "sparks-v1")
     return Path(shutil.copytree(made(cache, "v2-aggregation", Stage.WRITTEN), tmp_path / "sparks"))
 
 
@@ -237,7 +259,7 @@ def test_a_run_that_has_lost_its_lease_writes_nothing_more(
             lease.break_lease(storage, run="second", holder="another:1", clock=clock)
             # A run that only adds files looks once in this time.
             clock.sleep(lease.BEAT_SECONDS)
-            wrote.extend((one, len(one.wrote)) for one in (world.root, world.sparks, world.empty))
+            wrote.extend((one, len(one.wrote)) for one in world.slow)
 
     world = World(tmp_path, clock, look)
     with pytest.raises(LeaseLost):
@@ -247,8 +269,7 @@ def test_a_run_that_has_lost_its_lease_writes_nothing_more(
         # A hold is no part of the lease: its run deletes it.
         later = [path for path in storage.wrote[number:] if "/holds/" not in path]
         assert later == []
-    assert _held(world.root) is None
-    assert _held(world.sparks) is None
+    assert [one for one in world.slow if _held(one) is not None] == []
 
 
 @pytest.mark.parametrize("verb", [snapshot, rescale])

@@ -28,7 +28,7 @@ from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.types import MOST_LEVELS, arrow_schema, spark_schema_json
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import NewFiles
+from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import NewFiles
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import judge
 from statekeeper.statestore.maintenance.verbs.config import bytes_of_mib, load, with_options_of

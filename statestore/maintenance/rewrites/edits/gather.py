@@ -10,7 +10,7 @@ from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.contents.rows import contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.rewrites import switchover
+from statekeeper.statestore.maintenance.rewrites import engine
 from statekeeper.statestore.maintenance.rewrites.edits.changes import StoreChanges, find
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.model import SHOWN_ROWS, EditFacts
@@ -34,9 +34,9 @@ def gather(
     """Gather the facts, with an audit unless a rewrite is half done. Restores each store of the operator below `scratch`,
     unless there is a refusal, and unless an interrupted edit has made all its snapshots.
 
-    Raises as `switchover.gather`, `select` and `contents.rows.opened`.
+    Raises as `engine.gather`, `select` and `contents.rows.opened`.
     """
-    stopped = switchover.gather(storage, scratch=scratch, policy=policy)
+    stopped = engine.gather(storage, scratch=scratch, policy=policy)
     found = tuple(refusals(stopped, edit, spark, workers))
     is_cleared = stopped.half_done is not None and stopped.half_done.is_cleared
     if found or is_cleared:
@@ -67,7 +67,7 @@ def gather(
     )
 
 
-def _stores_of(stopped: switchover.SwitchoverFacts, edit: Edit, selection: Selection) -> list[StorePath]:
+def _stores_of(stopped: engine.SwitchoverFacts, edit: Edit, selection: Selection) -> list[StorePath]:
     """Return the stores that may have changed rows. Rows to insert are in the partitions of their keys."""
     of_operator = [one.store for one in stopped.stores if one.store.operator == edit.operator]
     return of_operator if selection.wanted else [store for store in of_operator if store in selection.upserts]

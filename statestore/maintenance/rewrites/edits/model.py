@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.contents.differences import Change, Difference
 from statekeeper.statestore.contents.rows import Contents
 from statekeeper.statestore.format.names import StorePath, VersionId
@@ -15,7 +14,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.edits.changes import StoreChanges
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.selection import Selection
-from statekeeper.statestore.maintenance.rewrites.switchover import StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import Plan, StoreStep, SwitchoverFacts
 
 SHOWN_ROWS = 20
 """The changed rows that a plan shows."""
@@ -41,52 +40,23 @@ class StoreEdit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EditPlan:
+class EditPlan(Plan):
     """The steps of an edit, in order: make the snapshots of `stores`; quarantine `strays`; put the snapshots in place of
-    the head. If there are `refusals`, no step is executed.
+    the head.
 
-    heads        the head of every store, in the order of the commit log
-    stores       the stores with changed rows that have no snapshot yet
-    strays       in structure V1, files of the next version, which a failed attempt at the next batch left
-    commit       the newest commit, as text; the execution is refused if it has changed
-    begun        the newest batch in the offset log
-    half_done    the journal of an interrupted run, which this plan completes
-    first        the first changed rows, by store
-    local_bytes  upper bound of the local disk
-    seconds      estimated duration of the replays
+    heads    the head of every store, in the order of the commit log
+    stores   the stores with changed rows that have no snapshot yet
+    strays   in structure V1, files of the next version, which a failed attempt at the next batch left
     """
 
+    rewrite: RewriteKind = RewriteKind.EDIT
     edit: Edit
-    batch: int | None
     structure: Structure
-    origin: Origin = Origin.NATIVE
-    header: str = ""
     heads: Mapping[StorePath, VersionId]
     stores: tuple[StoreEdit, ...] = ()
     strays: tuple[str, ...] = ()
-    refusals: tuple[str, ...] = ()
-    commit: str = ""
-    begun: int = -1
-    half_done: OpenJournal | None = None
     contents: Contents | None = None
     selection: Selection | None = None
-    local_bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def rewrite(self) -> RewriteKind:
-        """The kind of this rewrite."""
-        return RewriteKind.EDIT
-
-    @property
-    def is_there(self) -> bool:
-        """Whether no row has to be changed."""
-        return not self.refusals and self.half_done is None and not self.stores
-
-    @property
-    def is_in_batch(self) -> bool:
-        """Whether a batch is started but not committed."""
-        return self.batch is not None and self.begun > self.batch
 
     @property
     def totals(self) -> Counter[Change]:

@@ -19,13 +19,8 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.switchover.commit import (
-    again,
-    move_to_quarantine,
-    new_commit,
-    put_back,
-)
-from statekeeper.statestore.maintenance.rewrites.switchover.commit import has_gone_on as has_gone_on_in_v2
+from statekeeper.statestore.maintenance.rewrites.engine.commit import again, move_to_quarantine, put_back, quarantined
+from statekeeper.statestore.maintenance.rewrites.engine.commit import has_gone_on as has_gone_on_in_v2
 from statekeeper.statestore.storage import Storage, read_or_none
 
 StillHeld = Callable[[], None]
@@ -87,11 +82,6 @@ def remove_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None
         move_to_quarantine(storage, begun.run, guard_path(begun, store))
 
 
-def is_edited(storage: Storage, begun: Begun) -> bool:
-    """Return whether the newest commit names the edited state, in structure V2."""
-    return read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
-
-
 def has_gone_on(storage: Storage, begun: Begun) -> bool:
     """Return whether the query has committed a batch on the edited state."""
     if begun.to is Structure.V2:
@@ -137,6 +127,5 @@ def _old_files(begun: Begun, store: StorePath) -> tuple[str, ...]:
 
 
 def _quarantined(storage: Storage, begun: Begun, of: Callable[[Begun, StorePath], tuple[str, ...]]) -> list[str]:
-    folder = names.quarantine(begun.run, "")
-    there = {entry.path.removeprefix(folder) for entry in storage.list(folder.rstrip("/"))}
+    there = quarantined(storage, begun)
     return [path for store in begun.built for path in of(begun, store) if path in there]

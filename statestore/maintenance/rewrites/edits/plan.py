@@ -13,8 +13,17 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.model import EditFacts, EditPlan, StoreEdit
 from statekeeper.statestore.maintenance.rewrites.edits.place import strays
-from statekeeper.statestore.maintenance.rewrites.engine.plan import of_audit, of_disk, of_release, of_stores
-from statekeeper.statestore.maintenance.rewrites.switchover import StoreStep, SwitchoverFacts, local_bytes, step_of
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.plan import (
+    local_bytes,
+    of_audit,
+    of_begun,
+    of_disk,
+    of_other,
+    of_release,
+    of_stores,
+    step_of,
+)
 
 
 def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers: int) -> Iterator[str]:
@@ -40,7 +49,7 @@ def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers:
         yield from of_stores(stopped)
     yield from of_audit(stopped)
     yield from of_release(stopped, stopped.structure, spark)
-    yield from of_disk(stopped, local_bytes(steps_of(stopped, edit), workers))
+    yield from of_disk(stopped, local_bytes(steps_of(stopped, edit), workers), grows_with_workers=True)
 
 
 def steps_of(stopped: SwitchoverFacts, edit: Edit) -> list[StoreStep]:
@@ -51,7 +60,7 @@ def steps_of(stopped: SwitchoverFacts, edit: Edit) -> list[StoreStep]:
 def _of_half_done(half_done: OpenJournal, batch: int, edit: Edit) -> Iterator[str]:
     begun = half_done.begun
     if begun.rewrite is not RewriteKind.EDIT or begun.rows != edit.digest:
-        yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
+        yield of_other(begun)
     elif begun.batch != batch and not half_done.is_cleared:
         yield (
             f"the query continued from batch {begun.batch} to {batch} after the edit was interrupted: reverse it with "
@@ -62,11 +71,7 @@ def _of_half_done(half_done: OpenJournal, batch: int, edit: Edit) -> Iterator[st
 def _of_logs(stopped: SwitchoverFacts, batch: int) -> Iterator[str]:
     if stopped.structure is Structure.V2 and not stopped.is_plain_commit:
         yield f"{names.commits(batch)} has unknown fields, which the edit would lose: upgrade Statekeeper"
-    if stopped.begun > batch + 1:
-        yield (
-            f"{names.offsets(stopped.begun)} exists, but the newest commit is of batch {batch}: restore the missing "
-            f"commits, or delete the offsets after batch {batch}"
-        )
+    yield from of_begun(stopped, batch)
     if attempted := (*stopped.pending, *stopped.others):
         yield (
             f"{attempted[0]} is the record of an attempt at batch {batch + 1}, so the sink may already contain its rows: "
@@ -103,6 +108,7 @@ def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: i
         stores=tuple(stores),
         strays=_strays(stopped) if structure is Structure.V1 else (),
         refusals=tuple(refusals),
+        is_there=not refusals and half_done is None and not stores,
         commit=stopped.commit,
         begun=stopped.begun,
         half_done=half_done,

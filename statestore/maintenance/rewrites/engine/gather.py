@@ -1,183 +1,156 @@
-"""Gathers the facts for a rewrite of native state."""
+"""Gathers the facts for a switchover plan."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
-from statekeeper.statestore.base.messages import counted
-from statekeeper.statestore.checkpoint import catalog, rewrite_journal
-from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
-from statekeeper.statestore.contents.rows import Contents, Layout, layout
-from statekeeper.statestore.format import names
-from statekeeper.statestore.format.key_groups import KeyGroups
-from statekeeper.statestore.format.names import EMPTY, StorePath
-from statekeeper.statestore.format.partition_keys import partition_rules
+from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import rewrite_journal as journal
+from statekeeper.statestore.contents.chain import look_at_snapshot
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.row_encodings import RowEncoding
-from statekeeper.statestore.format.snapshot import read_snapshot
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.engine.batch import is_appended
-from statekeeper.statestore.maintenance.rewrites.engine.model import OperatorFacts, RewriteFacts, Rules
-from statekeeper.statestore.maintenance.rewrites.switchover import SwitchoverFacts
+from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.format.state_conf import ROCKSDB, shuffle_partitions
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoreSwitchFacts, SwitchoverFacts
+from statekeeper.statestore.maintenance.upkeep import audit, snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
-from statekeeper.statestore.root.binding import read_binding, stores_at
-from statekeeper.statestore.root.columns import StoreSchema
-from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.root import attempts
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
+from statekeeper.statestore.store.engine.scratch import free_bytes
 
 
 def gather(
-    storage: Storage, *, scratch: Path, policy: AuditPolicy | None = None, of_load: bool = False
-) -> RewriteFacts:
-    """Gather the facts, with an audit unless a rewrite is half done. `scratch`: the folder for local work; `of_load`: with
-    the facts that only a load needs.
+    storage: Storage,
+    *,
+    scratch: Path,
+    policy: AuditPolicy | None = None,
+    supported: Collection[Provider] = ROCKSDB,
+) -> SwitchoverFacts:
+    """Gather the facts, with an audit unless a switchover is half done. `scratch`: the folder for local work; `supported`:
+    the providers that the command supports.
 
-    Requests: those of `switchover.gather`, the newest offsets, and a few for each operator. Raises as that.
+    Requests: the requests of an audit and of `snapshot.gather`, one for each base, and a few for the logs. Raises
+    `NotACheckpoint`, `CorruptFile`, `UnknownFormatVersion`, `UnsupportedProvider`, `StorageError`.
     """
-    half_done = rewrite_journal.open_journal(storage)
-    if half_done is not None and origin_of(storage) is Origin.NATIVE and is_appended(storage, half_done.begun):
-        # The offsets of the new batch may be missing, so that the head cannot be read. It is not needed any more.
-        return _of_appended(storage, half_done)
-    stopped = switchover.gather(storage, scratch=scratch, policy=policy, supported=tuple(Provider))
-    if stopped.batch is None:
-        return RewriteFacts(stopped=stopped)
-    if stopped.origin is Origin.OWN:
-        return _of_own_root(storage, stopped, of_load=of_load)
-    # A rewrite that was interrupted after its commit has no offsets of its batch yet.
-    batch = stopped.batch if stopped.half_done is None else stopped.half_done.begun.batch
-    offsets = read_or_none(storage, names.offsets(batch))
-    return RewriteFacts(
-        stopped=stopped,
-        operators=tuple(_operators(storage, stopped, stopped.batch, of_load=of_load)),
-        offsets="" if offsets is None else offsets.decode("utf-8", "replace"),
-        filled=_filled(storage, stopped) if of_load else None,
-        free_at_root=storage.location.free,
+    half_done = journal.open_journal(storage)
+    of_snapshots = snapshot.gather(storage, at_head=True, supported=supported)
+    if of_snapshots.batch is None:
+        return SwitchoverFacts(origin=of_snapshots.origin, half_done=half_done)
+    batch = of_snapshots.batch
+    order = catalog.heads_at(storage, batch).heads
+    files = catalog.files(storage, provider=of_snapshots.conf.provider)
+    by_store = {fact.store: fact for fact in of_snapshots.stores}
+    measured: dict[StorePath, StoreSwitchFacts] = {}
+
+    def measure(store: StorePath) -> None:
+        measured[store] = _measured(storage, by_store[store], files.of(store))
+
+    at_once(measure, list(order))
+    path = names.commits(batch)
+    commit = storage.read(path)
+    log = logs.parse_commit(commit, path)
+    begun, partitions = catalog.newest_begun(storage), _pinned(storage, batch)
+    is_switched = half_done is not None and half_done.begun.rewrite is journal.RewriteKind.SWITCH
+    before = half_done.begun.to.other if half_done is not None and is_switched else log.structure
+    structures = _structures_of_attempts(storage, batch + 1, before)
+    others = tuple(path for path, structure in structures.items() if structure is not before)
+    return SwitchoverFacts(
+        origin=of_snapshots.origin,
+        batch=batch,
+        structure=log.structure,
+        stores=tuple(measured[store] for store in order),
+        files=files,
+        commit=commit.decode(),
+        is_plain_commit=logs.is_plain_commit(commit, path),
+        begun=begun,
+        pending=tuple(path for path in structures if path not in others),
+        others=others,
+        former=_former(storage, batch, order) if others and half_done is None else {},
+        partitions=partitions,
+        repartitions=begun == batch + 1 and _pinned(storage, begun) != partitions,
+        conf=of_snapshots.conf,
+        may_be_of_4_0=any(spark in of_snapshots.written_by for spark in (Spark.V3_5, Spark.V4_0)),
+        audit=None if half_done else audit.judge(audit.gather(storage), policy),
+        half_done=half_done,
+        free_bytes=free_bytes(scratch),
+        scratch=str(scratch),
+        replay_bytes_per_second=of_snapshots.replay_bytes_per_second,
     )
 
 
-def _contents(storage: Storage, stopped: SwitchoverFacts) -> Contents:
-    assert stopped.batch is not None
-    stores = {one.store: one.head for one in stopped.stores}
-    return Contents(storage=storage, batch=stopped.batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
-
-
-def _filled(storage: Storage, stopped: SwitchoverFacts) -> str | None:
-    """Return the first store that may have rows, by the snapshots and changelogs alone."""
-    for one in stopped.stores:
-        if one.load is None:
-            continue
-        if one.load.replay:
-            return f"{one.store} has {counted(len(one.load.replay), 'changelog')}, which may contain rows"
-        if one.load.base == EMPTY or one.store.provider is not Provider.ROCKSDB:
-            continue
-        path = one.store.snapshot(one.load.base)
-        keys = read_snapshot(storage.read(path), path).metadata.key_count
-        if keys:
-            return f"{one.store} has {'an unknown number of' if keys < 0 else f'{keys:,}'} rows"
-    return None
-
-
-def _of_appended(storage: Storage, half_done: OpenJournal) -> RewriteFacts:
-    batch = half_done.begun.batch
-    stopped = SwitchoverFacts(origin=Origin.NATIVE, batch=batch + 1, half_done=half_done)
-    offsets = storage.read(names.offsets(batch)).decode("utf-8", "replace")
-    return RewriteFacts(stopped=stopped, offsets=offsets, is_appended=True)
-
-
-def _of_own_root(storage: Storage, stopped: SwitchoverFacts, *, of_load: bool) -> RewriteFacts:
-    bound, _ = read_binding(storage)
-    only_rocksdb = RefusedAsUnsafe(
-        "the state root of a job always has the RocksDB provider", path=storage.url, hint="nothing was changed"
-    )
-    contents = _contents(storage, stopped)
-    operators = tuple(
-        OperatorFacts(
-            operator=number,
-            name=store.name,
-            stores=(names.DEFAULT_STORE,),
-            partitions=sum(one.store.operator == number for one in stopped.stores),
-            rules={names.DEFAULT_STORE: KeyGroups(bound.key_groups)},
-            encodings={names.DEFAULT_STORE: only_rocksdb},
-            layouts={names.DEFAULT_STORE: _layout(contents, StorePath(number, 0))} if of_load else {},
+def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoreSwitchFacts:
+    """Return the facts about one store, with the size of its base."""
+    if fact.load is None or fact.load.base == EMPTY:
+        return StoreSwitchFacts(
+            store=fact.store,
+            head=fact.head,
+            load=fact.load,
+            base_bytes=0,
+            tail_bytes=fact.tail_bytes,
+            problem=fact.problem,
         )
-        for number, store in enumerate(bound.stores)
-    )
-    # The offset log of the newest batch may be that of an interrupted rescale already.
-    present = operators[0].partitions if operators else bound.partitions
-    return RewriteFacts(
-        stopped=replace(stopped, partitions=present),
-        operators=operators,
-        key_groups=bound.key_groups,
-        filled=_filled(storage, stopped) if of_load else None,
-        free_at_root=storage.location.free,
-        schemas=_schemas(storage, stopped),
-    )
-
-
-def _schemas(storage: Storage, stopped: SwitchoverFacts) -> tuple[StoreSchema, ...]:
-    """Return the stores with the value schemas of the head, as they were before a half-done schema evolution."""
-    assert stopped.batch is not None
-    changed = {} if stopped.half_done is None else stopped.half_done.begun.schemas
-    return tuple(
-        replace(store, value_json=changed[store.name].before) if store.name in changed else store
-        for store in stores_at(storage, stopped.batch)
+    base = look_at_snapshot(storage, fact.store, fact.load.base, files)
+    zip_bytes = files.snapshots[fact.load.base].size_bytes
+    table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
+    problem = fact.problem or (None if base.damage is None else str(base.damage))
+    return StoreSwitchFacts(
+        store=fact.store,
+        head=fact.head,
+        load=fact.load,
+        base_bytes=zip_bytes + table_bytes,
+        tail_bytes=fact.tail_bytes,
+        problem=problem,
     )
 
 
-def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int, *, of_load: bool) -> list[OperatorFacts]:
-    contents = _contents(storage, stopped)
-    found = []
-    for number in sorted({store.operator for store in contents.stores}):
-        of_operator = [store for store in contents.stores if store.operator == number]
-        metadata = catalog.operator_at(storage, number, batch)
-        name = metadata.name if metadata else ""
-        stores_of = tuple(dict.fromkeys(store.store for store in of_operator))
-        found.append(
-            OperatorFacts(
-                operator=number,
-                name=name,
-                stores=stores_of,
-                partitions=len({store.partition for store in of_operator}),
-                rules={one: _rules(contents, _first(contents, number, one), name) for one in stores_of},
-                encodings={one: _encoding(contents, _first(contents, number, one)) for one in stores_of},
-                layouts={one: _layout(contents, _first(contents, number, one)) for one in stores_of if of_load},
-            )
-        )
+def _structures_of_attempts(storage: Storage, batch: int, default: Structure) -> Mapping[str, Structure]:
+    """Return the structure of each attempt at a batch, by the path of its record; `default` for an unreadable record."""
+    paths = [entry.path for entry in storage.list(names.PENDING)]
+    of_batch = [p for p in paths if (place := names.parse_pending(p)) and place[0] == batch]
+    logged = [entry.path for entry in storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")]
+    found = {}
+    for path in (*of_batch, *(path for path in logged if names.parse_batch_log(path))):
+        found[path] = default
+        with suppress(CorruptFile, UnknownFormatVersion, *BAD_VALUES):
+            record = attempts.record_in(storage, path)
+            found[path] = Structure(str((record or {}).get("structure", default.value)))
     return found
 
 
-def _rules(contents: Contents, store: StorePath, operator: str) -> Rules | StatekeeperError:
-    """Return how the rows of a store are partitioned, or why that is unknown."""
-    try:
-        return partition_rules(operator, store, layout(contents, store).families, contents.conf)
-    except StatekeeperError as error:
-        return error
+def _former(storage: Storage, batch: int, order: Iterable[StorePath]) -> Mapping[StorePath, VersionId]:
+    """Return the versions of the stores at a batch before the newest switchover; empty if they are unknown.
+
+    Race: a job that was confirmed as stopped computes the next batch during a switchover, writes it to the sink, and dies
+    before its commit. The changelogs of this attempt start from these versions.
+    """
+    path = names.commits(batch)
+    text = journal.commit_before(storage, batch)
+    log = None if text is None else logs.parse_commit(text.encode(), path)
+    if log is None or log.marks is None:
+        return {}
+    marks = {
+        operator: [mark for of_partition in stores for mark in of_partition] for operator, stores in log.marks.items()
+    }
+    stores = list(order)
+    by_operator = {operator: [store for store in stores if store.operator == operator] for operator in marks}
+    if any(len(by_operator[operator]) != len(of_operator) for operator, of_operator in marks.items()):
+        return {}
+    return {
+        store: log.version(batch + 1, mark)
+        for operator, of_operator in marks.items()
+        for store, mark in zip(by_operator[operator], of_operator, strict=True)
+    }
 
 
-def _layout(contents: Contents, store: StorePath) -> Layout | StatekeeperError:
-    """Return the layout of a store's rows, or why it cannot be read."""
-    try:
-        return layout(contents, store)
-    except StatekeeperError as error:
-        return error
-
-
-def _first(contents: Contents, operator: int, name: str) -> StorePath:
-    return StorePath(operator, 0, name, contents.conf.provider)
-
-
-def _encoding(contents: Contents, store: StorePath) -> RowEncoding | StatekeeperError:
-    """Return how RocksDB encodes the rows of a store. Raises nothing: the error states why only RocksDB can hold them."""
-    try:
-        families = layout(contents, replace(store, provider=Provider.ROCKSDB)).families
-    except StatekeeperError as error:
-        return error
-    if None not in families:
-        return RefusedAsUnsafe(
-            "the store has column families, which Spark's default provider does not support",
-            path=str(store),
-            hint="keep the RocksDB provider",
-        )
-    return RowEncoding(families[None], contents.conf.row_checksums)
+def _pinned(storage: Storage, batch: int) -> int | None:
+    """Return the number of partitions in the offset log. Spark's offline repartition (4.2) starts with a changed number."""
+    path = names.offsets(batch)
+    body = read_or_none(storage, path)
+    # The audit reports a missing file.
+    return None if body is None else shuffle_partitions(logs.parse_offsets(body, path), path)

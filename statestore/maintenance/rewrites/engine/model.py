@@ -1,288 +1,181 @@
-"""The types of a rewrite of native state: facts, groups of stores, and the plan."""
+"""The types that all rewrites share: the facts about a stopped query, the step of a store, the plan, the progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
+from statekeeper.statestore.checkpoint.catalog import StoreFiles
+from statekeeper.statestore.checkpoint.lineage import LoadPlan
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind, Schemas
-from statekeeper.statestore.contents.rows import Layout
-from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.format.families import Family
-from statekeeper.statestore.format.hdfs_backed import DEFAULT_CODEC
-from statekeeper.statestore.format.key_groups import KeyGroups
-from statekeeper.statestore.format.logs import CODEC
+from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.format.partition_keys import PartitionColumns, PartitionRule
-from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.row_encodings import RowEncoding, Rows
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.copies.savepoints.saved import Saved, SavedTable
-from statekeeper.statestore.maintenance.rewrites.engine.file_sink import FileSinkPlan
-from statekeeper.statestore.maintenance.rewrites.evolution import Evolve
-from statekeeper.statestore.maintenance.rewrites.switchover import StoreSwitchFacts, SwitchoverFacts
-from statekeeper.statestore.root.columns import StoreSchema
-from statekeeper.statestore.storage import Storage
-
-Partitions = npt.NDArray[np.int32]
-"""The partition of each row."""
-
-Rules = Mapping[str | None, PartitionRule] | KeyGroups
-"""How the rows of a store are partitioned: by the name of their column family, None without families; by key groups in an
-own root."""
+from statekeeper.statestore.maintenance.upkeep.audit import Audit
+from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 
 
-@dataclass(frozen=True)
-class Rescale:
-    """The goal of another number of partitions."""
+class Source(Enum):
+    """The source of a store's snapshot in the other structure."""
 
-    partitions: int
-
-
-@dataclass(frozen=True)
-class Convert:
-    """The goal of another state store provider. `structure`: of the versions afterwards."""
-
-    provider: Provider
-    structure: Structure = Structure.V1
-
-
-@dataclass(frozen=True)
-class Load:
-    """The goal of the rows of a savepoint as the state. `storage`: the savepoint; `replaces_state`: also if the checkpoint
-    has rows."""
-
-    saved: Saved
-    storage: Storage
-    replaces_state: bool = False
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The arguments of the command that state this goal."""
-        return (self.saved.url, *(("--replace-state",) if self.replaces_state else ()))
-
-    @property
-    def digest(self) -> str:
-        """The digest of the rows that the options name."""
-        return self.saved.identity
-
-
-Goal = Rescale | Convert | Load | Evolve
-"""The goal of a rewrite."""
-
-
-class Conversion(Protocol):
-    """The re-encoding of the rows of a store."""
-
-    def converted(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Encode present rows as the new ones."""
-
-    def of_source(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Return what present rows and their new rows have in common."""
-
-    def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Return the same of new rows: the digests are compared."""
-
-
-@dataclass(frozen=True)
-class ProviderConversion:
-    """The re-encoding of the rows of a store for another provider."""
-
-    encoding: RowEncoding
-    to: Provider
-
-    def converted(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Encode rows of the present provider for the other one."""
-        return self.encoding.encoded(keys, values) if self.to is Provider.ROCKSDB else self.encoding.bare(keys, values)
-
-    def of_source(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Return present rows without the encoding of RocksDB."""
-        return (keys, values) if self.to is Provider.ROCKSDB else self.encoding.bare(keys, values)
-
-    def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
-        """Return new rows without the encoding of RocksDB."""
-        return self.encoding.bare(keys, values) if self.to is Provider.ROCKSDB else (keys, values)
+    REUSED = "the existing snapshot at the head"
+    BUILT = "a load of the head"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperatorFacts:
-    """One operator: the names of its stores, and its number of partitions.
+class StoreSwitchFacts:
+    """The facts about one store at the newest commit.
 
-    rules      by store, how its rows are partitioned, or why that is unknown
-    encodings  by store, how RocksDB encodes its rows, or why only one provider can hold them
-    layouts    by store, the layout of its rows, or why it cannot be read
+    `load`: how to load its head; None if it cannot be loaded, and `problem` states the reason; `base_bytes`: zip and tables
+    of the base; `tail_bytes`: the tail.
     """
 
-    operator: int
-    name: str
-    stores: tuple[str, ...]
-    partitions: int
-    rules: Mapping[str, Rules | StatekeeperError]
-    encodings: Mapping[str, RowEncoding | StatekeeperError]
-    layouts: Mapping[str, Layout | StatekeeperError] = field(default_factory=dict)
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether it has one partition whatever the number of the query: a limit, or an aggregation over all rows."""
-        rules = [
-            rule for of_store in self.rules.values() if isinstance(of_store, Mapping) for rule in of_store.values()
-        ]
-        return bool(rules) and all(rule.columns is PartitionColumns.NONE for rule in rules)
+    store: StorePath
+    head: VersionId
+    load: LoadPlan | None
+    base_bytes: int
+    tail_bytes: int
+    problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewriteFacts:
-    """The facts about a checkpoint whose state is to be rewritten.
+class SwitchoverFacts:
+    """The facts about a checkpoint. `batch` and `structure` are None before the first commit.
 
-    stopped      the facts that every rewrite of a stopped query needs
-    offsets      the newest offset log, as text
-    key_groups   of an own root; None for a native checkpoint
-    filled       a store that may have rows, and the reason; None if all stores are empty
-    free_at_root free bytes where the checkpoint is; None if unlimited
-    schemas      of an own root: its stores, with the value schemas before a half-done schema evolution
-    is_appended  an interrupted rewrite has committed its batch, and only its end is missing; no fact about stores is
-                 gathered then
+    stores           in the order of the commit log
+    commit           the newest commit, as text
+    is_plain_commit  whether the commit has only known fields
+    begun            the newest batch in the offset log; -1 if it is empty
+    pending          files of own jobs' attempts at the next batch, in its structure before the switchover
+    others           such files of attempts in the other structure, which ran during a switchover
+    former           the versions from which these attempts started; empty if they are unknown
+    partitions       number of partitions in the newest offsets; None if they do not contain it
+    repartitions     whether the next batch has another number of partitions
+    audit            None while a switchover is half done; it was clean before the switchover
+    free_bytes       of the disk of the folder `scratch`
     """
 
-    stopped: SwitchoverFacts
-    operators: tuple[OperatorFacts, ...] = ()
-    offsets: str = ""
-    key_groups: int | None = None
-    filled: str | None = None
-    free_at_root: int | None = None
-    schemas: tuple[StoreSchema, ...] = ()
-    is_appended: bool = False
+    origin: Origin
+    batch: int | None = None
+    structure: Structure | None = None
+    stores: tuple[StoreSwitchFacts, ...] = ()
+    files: Mapping[StorePath, StoreFiles] | None = None
+    commit: str = ""
+    is_plain_commit: bool = True
+    begun: int = -1
+    pending: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    former: Mapping[StorePath, VersionId] = field(default_factory=dict)
+    partitions: int | None = None
+    repartitions: bool = False
+    conf: StateConf = OURS
+    may_be_of_4_0: bool = False
+    audit: Audit | None = None
+    half_done: OpenJournal | None = None
+    free_bytes: int = 0
+    scratch: str = ""
+    replay_bytes_per_second: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Incoming:
-    """The rows of a savepoint's table that become rows of a store.
+class StoreStep:
+    """The planned step for one store. `read_bytes`, `write_bytes`: estimates of the downloaded and uploaded bytes; `name`:
+    the version of the new snapshot, None for a new id."""
 
-    layout      of the rows in the store
-    rule        how rows of a native checkpoint are partitioned; None for an own root
-    key_groups  of an own root
-    """
-
-    table: SavedTable
-    layout: Family
-    rule: PartitionRule | None = None
-    key_groups: KeyGroups | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreGroup:
-    """The stores of one name of one operator, whose rows are distributed anew.
-
-    sources   the present partitions
-    targets   the partitions afterwards
-    rules       how rows are partitioned; None if each source becomes the target with its number
-    conversion  the re-encoding of rows; None if they keep their bytes
-    incoming    of a load: the tables whose rows replace those of the sources
-    """
-
-    operator: int
-    name: str
-    sources: tuple[StoreSwitchFacts, ...]
-    targets: tuple[StorePath, ...]
-    rules: Rules | None = None
-    conversion: Conversion | None = None
-    incoming: tuple[Incoming, ...] = ()
+    store: StorePath
+    head: VersionId
+    load: LoadPlan
+    source: Source
+    read_bytes: int
+    write_bytes: int
+    tail_bytes: int
+    name: VersionId | None = None
 
     @property
-    def incoming_rows(self) -> int:
-        """The rows to load."""
-        return sum(one.table.rows for one in self.incoming)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes to download."""
-        if self.incoming:
-            return sum(one.table.file_bytes for one in self.incoming)
-        return sum(one.base_bytes + one.tail_bytes for one in self.sources)
+    def explained(self) -> str:
+        """The source of the snapshot, with figures."""
+        replayed = f": {counted(len(self.load.replay), 'changelog')}, {self.tail_bytes:,} bytes since {self.load.since}"
+        return f"{self.source.value}{replayed if self.load.replay else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewritePlan:
-    """The steps of a rewrite, in order. Native: make the snapshots of all groups at the version after the head, then append
-    one batch without rows to the logs. Own root: make the snapshots at the head, then rewrite the newest commit. If there
-    are `refusals`, no step is executed.
+class Plan:
+    """What the plans of all rewrites have. If there are `refusals`, no step is executed.
 
-    batch        the newest committed batch; the rewrite of a native checkpoint appends batch + 1
-    origin       native or own
-    partitions   the number of partitions afterwards
-    provider     the state store provider afterwards
-    structure    the structure of the new versions
-    header       header of the snapshots' metadata
-    commit, offsets   the newest logs, as text; the execution is refused if they have changed
+    batch        the newest committed batch; of an interrupted run, that of its start
+    begun        the newest batch in the offset log; -1 if it is empty
+    commit       the newest commit, as text; the execution is refused if it has changed
+    header       the header of the new snapshots
     is_there     the goal is reached already
     half_done    the journal of an interrupted run, which this plan completes
     local_bytes  upper bound of the local disk
     seconds      estimated duration
-    load         the savepoint of a load; None for other rewrites
-    file_sink    the entry to add to the log of a file sink, after the batch is appended; None without such a sink
-    evolve       of a schema evolution: its goal
-    schemas      of a schema evolution: the changed value schemas
-    heads        of a schema evolution: the head of every store; those without a group keep it
     """
 
     rewrite: RewriteKind
     batch: int | None
-    partitions: int | None
-    provider: Provider
-    structure: Structure
-    header: str = "v1"
-    groups: tuple[StoreGroup, ...] = ()
-    refusals: tuple[str, ...] = ()
+    origin: Origin = Origin.NATIVE
+    begun: int = -1
     commit: str = ""
-    offsets: str = ""
+    header: str = "v1"
+    refusals: tuple[str, ...] = ()
     is_there: bool = False
     half_done: OpenJournal | None = None
-    conf: StateConf = OURS
     local_bytes: int = 0
     seconds: float = 0.0
-    load: Load | None = None
-    file_sink: FileSinkPlan | None = None
-    origin: Origin = Origin.NATIVE
-    evolve: Evolve | None = None
-    schemas: Schemas = field(default_factory=dict)
-    heads: Mapping[StorePath, VersionId] = field(default_factory=dict)
 
     @property
-    def codec(self) -> str:
-        """The codec of the query's files, by its name in the offset log."""
-        return logs.parse_offsets(self.offsets.encode(), names.offsets(self.batch or 0)).conf.get(CODEC, DEFAULT_CODEC)
-
-    @property
-    def rows(self) -> int:
-        """The rows to load."""
-        return sum(group.incoming_rows for group in self.groups)
-
-    @property
-    def version(self) -> int:
-        """The number of the new version of every store."""
-        assert self.batch is not None
-        return self.batch + (1 if self.origin is Origin.OWN else 2)
-
-    @property
-    def targets(self) -> tuple[StorePath, ...]:
-        """The stores of the new version."""
-        return tuple(target for group in self.groups for target in group.targets)
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes to download for all groups."""
-        return sum(group.read_bytes for group in self.groups)
+    def is_in_batch(self) -> bool:
+        """Return whether a batch is started but not committed: it failed, or it is running."""
+        return self.batch is not None and self.begun > self.batch
 
 
-def new_versions(planned: RewritePlan, fresh: Callable[[], str]) -> Mapping[StorePath, VersionId]:
-    """Name the new version of each store. `fresh` gives a checkpoint id."""
-    is_v2 = planned.structure is Structure.V2
-    made = {target: VersionId(planned.version, fresh() if is_v2 else None) for target in planned.targets}
-    return {**planned.heads, **made}
+class SwitchPhase(Enum):
+    """The steps of a rewrite. The value is shown after the step, the name is the stable code."""
+
+    VERIFIED = "rows of the savepoint verified"
+    BEGUN = "journal opened"
+    CLEARED = "files that would conflict with the new structure are in quarantine"
+    READ = "rows of the savepoint read"
+    SNAPSHOTS = "snapshots made"
+    COMMIT = "newest commit rewritten"
+    APPENDED = "batch without rows appended"
+    MOVED = "snapshots of the old structure are in quarantine"
+    ENDED = "audit clean, journal closed"
+    TAKEN_BACK = "rolled back: the checkpoint is as it was before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The progress of a rewrite: `done` of `of` items in this phase, which are rows, stores or files.
+
+    `skipped_snapshots`: unusable bases of the store, with reasons.
+    """
+
+    phase: SwitchPhase
+    done: int = 0
+    of: int = 0
+    store: StorePath | None = None
+    skipped_snapshots: tuple[str, ...] = ()
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What it may use of this machine, and where time and ids come from. `process_bytes`: stores of this size together
+    are rewritten by several processes."""
+
+    scratch: Path
+    clock: Clock
+    ids: Ids
+    workers: int = WORKERS
+    memory_bytes: int = MEMORY_BYTES
+    process_bytes: int = PROCESS_BYTES

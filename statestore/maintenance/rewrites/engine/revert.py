@@ -1,8 +1,9 @@
-"""Reverses a half-done rewrite of state."""
+"""Reverses a rewrite, for all kinds: a half-done one, or a completed one whose journal is opened again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import catalog
@@ -10,92 +11,129 @@ from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, OpenJournal, RewriteKind
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.rewrites.edits.own_rows import require_no_attempt
-from statekeeper.statestore.maintenance.rewrites.edits.revert import journal_of, old_heads
-from statekeeper.statestore.maintenance.rewrites.engine import file_sink
-from statekeeper.statestore.maintenance.rewrites.engine.commit import continued_to, is_committed, withdraw
-from statekeeper.statestore.maintenance.rewrites.engine.execute import guard, guards
+from statekeeper.statestore.maintenance.rewrites.engine.commit import require_no_attempt
+from statekeeper.statestore.maintenance.rewrites.engine.model import ProgressCallback, SwitchPhase
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import tables_of
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, ProgressCallback, SwitchPhase
-from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
+from statekeeper.statestore.storage import Storage
+
+_STAYS = "nothing was changed"
 
 
-def roll_back(
+def rollback(
+    steps: RewriteSteps[Any],
     storage: Storage,
     opened: OpenJournal,
     progress: ProgressCallback,
     *,
     still_held: Callable[[], None],
-    sink: Storage | None = None,
+    open_sink: Callable[[str], Storage],
 ) -> None:
-    """Delete what a half-done rewrite has written. The query is stopped; for the other arguments, see `execute`.
+    """Restore the state before a half-done rewrite, and delete what it has written. The query is stopped. For `progress`,
+    `still_held` and `open_sink`, see `Rewriting`.
 
-    Raises `RefusedAsUnsafe` if the query committed a batch after the rewrite; `StorageError`.
+    Uploaded tables whose names neither the journal nor the id of the run gives remain as orphans for garbage collection.
+    Raises `RefusedAsUnsafe` if the query has continued with the new state; `StorageError`.
     """
-    begun = opened.begun
-    newest = continued_to(storage, begun)
+    _reverse(steps, Rewriting.of(storage, opened, progress, still_held, open_sink))
+
+
+def revert(
+    steps: RewriteSteps[Any],
+    storage: Storage,
+    run: str,
+    kind: RewriteKind,
+    progress: ProgressCallback,
+    *,
+    still_held: Callable[[], None],
+    open_sink: Callable[[str], Storage],
+) -> Begun:
+    """Restore the state before the completed rewrite of a run. If this is interrupted, the rewrite is half done again.
+
+    Raises `RefusedAsUnsafe` if the rewrite cannot be reversed: see `_require_reversible`; `CorruptFile`, `StorageError`.
+    """
+    completed = _require_reversible(steps, storage, run, kind)
+    work = Rewriting.of(storage, completed, progress, still_held, open_sink)
+    journal.reopen(storage, completed.begun)
+    _reverse(steps, work)
+    return completed.begun
+
+
+def _reverse(steps: RewriteSteps[Any], work: Rewriting) -> None:
+    storage, begun = work.storage, work.begun
+    newest = steps.continued_to(work)
     if newest is not None:
-        raise RefusedAsUnsafe(
-            f"the query has committed batch {newest} since; the {begun.rewrite.value} cannot be reversed",
-            path=names.commits(newest),
-            hint=f"to finish the {begun.rewrite.value}, run: {begun.finishing}",
-        )
-    still_held()
+        raise _continued(begun, newest)
+    work.still_held()
     files = catalog.files(storage)
-    guarded = guards(storage, begun)
-    # Failure sequence: the run had deleted its guards; the commit is withdrawn; this run dies; the query starts, runs the
-    # batch, and then loads the new snapshots, which lack its rows.
-    at_once(lambda path: guard(storage, path), guarded)
-    if begun.file_sink is not None and is_committed(storage, begun):
-        assert sink is not None
-        # Before the batch: a query that found the entry alone would run the batch, and the sink would drop its rows.
-        file_sink.withdraw(sink, begun)
-    withdraw(storage, begun)
-    still_held()
+    steps.restore(work)
+    work.still_held()
     # Delete zips before tables, so that no zip names a missing table.
-    storage.delete(sorted(store.snapshot(version) for store, version in begun.built.items()))
-    still_held()
-    storage.delete(store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store))
-    # The guards last: until then, no query loads a part of the new snapshots.
-    storage.delete(guarded)
+    storage.delete(steps.own_snapshots(work))
+    work.still_held()
+    tables = {store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store)}
+    tables |= {store.table_file(name) for store, made in work.made.items() for name in made.tables}
+    storage.delete(sorted(tables))
+    steps.clean_up_restored(work)
     journal.end(storage, begun, Ending.ABORTED)
-    progress(Progress(phase=SwitchPhase.TAKEN_BACK))
+    # A run that lost its lease without noticing may have published a snapshot since: see `make_each`.
+    storage.delete(sorted(store.snapshot(one) for store, one in begun.built.items() if one.id is not None))
+    work.tell(SwitchPhase.TAKEN_BACK)
 
 
-_STAYS = "nothing was changed"
+def _continued(begun: Begun, newest: int) -> RefusedAsUnsafe:
+    is_switch = begun.rewrite is RewriteKind.SWITCH
+    place = f"in structure {begun.to.value}" if is_switch else "with the new state"
+    then = f". After that, run switch with --to {begun.to.other.value} to reverse it" if is_switch else ""
+    return RefusedAsUnsafe(
+        f"the query has continued {place} and committed batch {newest}; the {begun.rewrite.noun} cannot be reversed",
+        path=names.commits(newest),
+        hint=f"to complete the {begun.rewrite.noun}, run: {begun.finishing}{then}",
+    )
 
 
-def require_reversible(storage: Storage, run: str) -> OpenJournal:
-    """Return the journal of a completed load that can be reversed: it is the newest rewrite, the query has not begun a
-    batch since, and the versions before it can be loaded. Raises `RefusedAsUnsafe` otherwise, `CorruptFile`,
-    `StorageError`."""
-    newest = journal_of(storage, run, RewriteKind.LOAD)
-    begun = newest.begun
-    is_own = origin_of(storage) is Origin.OWN
-    head = begun.batch if is_own else begun.batch + 1
-    batch, started = catalog.newest_batch(storage), catalog.newest_begun(storage)
-    if batch != head or started > head or not is_committed(storage, begun):
+def _require_reversible(steps: RewriteSteps[Any], storage: Storage, run: str, kind: RewriteKind) -> OpenJournal:
+    """Return the journal of a completed rewrite that can be reversed: it is the newest rewrite, the query has not used its
+    state since, and the versions before it can be loaded.
+
+    Raises `RefusedAsUnsafe` otherwise, `CorruptFile`, `StorageError`.
+    """
+    newest = _journal_of(storage, run, kind)
+    begun, noun = newest.begun, kind.noun
+    steps.require_unused(storage, begun, _STAYS)
+    head = begun.batch + 1 if begun.appends_batch else begun.batch
+    batch = catalog.newest_batch(storage)
+    if batch != head or not steps.is_committed(storage, begun):
         raise RefusedAsUnsafe(
-            f"the query has begun batch {max(started, batch or 0)} since the load; {_STAYS}",
-            path=names.offsets(started),
-            hint=f"to return to the state before the load, run: statekeeper rewind ROOT --to-batch {begun.batch}"
-            if not is_own
-            else "to replace the rows, load another savepoint",
+            f"the newest commit is not the commit of the {noun} of batch {head}: the query has committed since; {_STAYS}",
+            path=names.commits(head if batch is None else batch),
+            hint=f"to return to the batch before the {noun}, run: statekeeper rewind ROOT --to-batch {head - 1}",
         )
-    if is_own:
+    if origin_of(storage) is Origin.OWN:
         require_no_attempt(storage, head + 1, _STAYS)
-    _require_old_versions(storage, begun)
+    for store, problem in steps.problems_of_former(storage, begun):
+        raise RefusedAsUnsafe(
+            f"version {begun.batch + 1} before the {noun} can no longer be restored: {problem}; {_STAYS}",
+            path=str(store),
+            hint=f"restore the file from a backup, or change the state with another {kind.value}",
+        )
     return newest
 
 
-def _require_old_versions(storage: Storage, begun: Begun) -> None:
-    files = catalog.files(storage)
-    for store, head in old_heads(begun).items():
-        problem = snapshot.facts_of(storage, store, head, files.of(store)).problem
-        if problem is not None:
-            raise RefusedAsUnsafe(
-                f"version {head.version} before the load can no longer be restored: {problem}; {_STAYS}",
-                path=str(store),
-                hint="restore the file from a backup, or load another savepoint",
-            )
+def _journal_of(storage: Storage, run: str, kind: RewriteKind) -> OpenJournal:
+    """Return the journal of this run. Raises `RefusedAsUnsafe` if it is not the newest rewrite, is of another kind, or is
+    reversed already; `CorruptFile`, `StorageError`."""
+    newest = journal.newest_journal(storage)
+    if newest is None or newest.begun.rewrite is not kind or newest.begun.run != run:
+        raise RefusedAsUnsafe(
+            f"run {run} is not the newest rewrite of this checkpoint, or it is no {kind.noun}; {_STAYS}",
+            path=storage.url,
+            hint=f"use the id that `statekeeper {kind.value} --apply` printed; only the newest rewrite can be reversed",
+        )
+    if journal.ending(storage, newest.begun) is Ending.ABORTED:
+        raise RefusedAsUnsafe(
+            f"the {kind.noun} of run {run} is reversed already; {_STAYS}",
+            path=storage.url,
+            hint="no action is needed",
+        )
+    return newest

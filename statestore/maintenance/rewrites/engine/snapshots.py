@@ -1,371 +1,127 @@
-"""Builds and publishes the snapshots of a group of stores: old partitions -> spool -> new partitions -> read-back."""
+"""Makes the new snapshots of a rewrite, in parallel, and records each in the journal. The next run keeps them."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
-from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.base.workers import Caller, callers, in_pool
-from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made
-from statekeeper.statestore.format.family_rows import FAMILY_BYTES, family_id
-from statekeeper.statestore.format.hdfs_backed import HdfsBackedWriter
-from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.checkpoint import rewrite_journal as journal
+from statekeeper.statestore.checkpoint.catalog import StoreFiles
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, Made
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statekeeper.statestore.format.state_conf import StateConf
-from statekeeper.statestore.maintenance.rewrites.engine.load import RowProgress, read_savepoint
-from statekeeper.statestore.maintenance.rewrites.engine.model import Conversion, RewritePlan, StoreGroup
-from statekeeper.statestore.maintenance.rewrites.engine.read import BLOCK_BYTES, ClosedDatabase, Source, read
-from statekeeper.statestore.maintenance.rewrites.engine.spool import OpenPart, Part, SharedSpool, Spool, rows_of
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites.engine.commit import rolled_back
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, StoreStep, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.storage import Storage, at_once
-from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
-from statekeeper.statestore.store.engine.rows_digest import RowsDigest
-from statekeeper.statestore.store.engine.scratch import work_folder
+from statekeeper.statestore.maintenance.upkeep.snapshot import Change, SnapshotReason, TakeSnapshot
 
-TABLE_BYTES = 64 * 1024 * 1024
-"""Keys and values of a table, as many as in Spark's tables."""
+Skipped = tuple[str, ...]
+"""The unusable bases of a store, with reasons."""
 
 
-@dataclass(frozen=True)
-class NewDatabases:
-    """The databases of the new partitions, below `folder`.
+def make_each(
+    work: Rewriting,
+    stores: Sequence[StorePath],
+    make: Callable[[StorePath], tuple[Made, Skipped]],
+    *,
+    workers: int,
+    interrupt: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the snapshots in this order, and record each in the journal. If one fails, the others are completed, and its
+    error is raised. `make` publishes a snapshot and reads it back; `interrupt`: see `in_pool`."""
+    storage, begun, failed = work.storage, work.begun, list[StatekeeperError]()
 
-    `families`: the metadata that names the column families; None for stores without families.
+    def made(store: StorePath) -> tuple[Made, Skipped]:
+        work.still_held()
+        return make(store)
+
+    def ended(store: StorePath, outcome: tuple[Made, Skipped] | StatekeeperError) -> None:
+        _require_open(work, store)
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+            return
+        one, skipped = outcome
+        if store in work.made:
+            return
+        journal.note_made(storage, begun, store, one)
+        work.made[store] = one
+        done, of = len(work.made), len(begun.built)
+        work.progress(Progress(phase=SwitchPhase.SNAPSHOTS, done=done, of=of, store=store, skipped_snapshots=skipped))
+
+    if stores:
+        in_pool(made, stores, ended, workers=max(1, min(workers, len(stores))), interrupt=interrupt)
+    if failed:
+        raise failed[0]
+
+
+def largest_first(steps: Iterable[StoreStep]) -> dict[StorePath, StoreStep]:
+    """Return the steps by store, the largest first."""
+    return {step.store: step for step in sorted(steps, key=lambda step: -step.read_bytes)}
+
+
+def build(
+    work: Rewriting,
+    step: StoreStep,
+    machine: Machine,
+    *,
+    conf: StateConf,
+    at_a_time: int,
+    change: Change | None = None,
+) -> tuple[Made, Skipped]:
+    """Make the snapshot of a store from a load of its head, after the `change`. Return it, and the unusable bases.
+
+    `at_a_time`: the number of stores that share the memory. Raises as `snapshot.execute`.
     """
-
-    folder: Path
-    families: SnapshotMetadata | None
-
-    def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows, whose keys ascend, into a new database, and capture its files."""
-        with Database.create(self.path(target), EngineLimits(block_bytes=BLOCK_BYTES)) as database:
-            database.apply(_tables(rows), None)
-            if self.families is None:
-                database.capture(self.captured(target))
-
-    def path(self, target: StorePath) -> Path:
-        """The folder of a database."""
-        return self.folder / f"target-{target.partition}"
-
-    def captured(self, target: StorePath) -> Path:
-        """The folder with links to the files of a snapshot. With column families, `RocksDbSnapshots` makes it."""
-        return self.folder / f"captured-{target.partition}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RocksDbSnapshots:
-    """Publishes the databases of the new partitions. `call`: runs what needs local files only."""
-
-    storage: Storage
-    begun: Begun
-    conf: StateConf
-    new: NewDatabases
-    call: Caller
-
-    def publish(self, target: StorePath, digest: str) -> Made:
-        """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
-        version, captured = self.begun.stores[target], self.new.captured(target)
-        metadata = self._metadata(target, int(digest.partition(":")[0]))
-        files = catalog.files(self.storage, target.folder).of(target)
-        tables = tables_of(self.begun, files)
-        # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
-        if version not in files.snapshots:
-            self.storage.delete(target.table_file(name) for name in tables)
-            tables = self._upload(target, captured, metadata)
-        back = self.new.folder / f"back-{target.partition}"
-        conf = replace(self.conf, provider=target.provider)
-        snapshot.require_same(
-            self.storage, target, version, digest, back, conf=conf, at_hand={}, digest_of=self._digest_of
-        )
-        return Made(digest, tables)
-
-    def _digest_of(self, database: Database) -> str:
-        if self.call.is_here:
-            return database.digest()
-        database.close()
-        return self.call(self._closed(database.path).digest)
-
-    def _closed(self, path: Path) -> ClosedDatabase:
-        """A database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
-        delimiter = None if self.new.families is None else self.conf.merge_delimiter
-        return ClosedDatabase(path=path, limits=EngineLimits(block_bytes=BLOCK_BYTES), merge_delimiter=delimiter)
-
-    def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
-        """Upload the tables and then the zip. Return the names of the tables."""
-        tables = tuple(
-            TableFile(path.name, f"{path.stem}{_ending(self.begun)}", path.stat().st_size)
-            for path in sorted(captured.glob("*.sst"))
-        )
-
-        def upload(table: TableFile) -> None:
-            self.storage.create(target.table_file(table.dfs_name), captured / table.local_name)
-
-        at_once(upload, tables)
-        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        body = encode_snapshot(Snapshot(small, replace(metadata, tables=tables)))
-        self.storage.create(target.snapshot(self.begun.stores[target]), body)
-        return tuple(table.dfs_name for table in tables)
-
-    def _metadata(self, target: StorePath, rows: int) -> SnapshotMetadata:
-        header, families = self.begun.header, self.new.families
-        if families is None:
-            return SnapshotMetadata(header=header, tables=(), key_count=rows, column_families={})
-        names = {number: name for name, number in families.column_families.items()}
-        own = internal = 0
-        with self._closed(self.new.path(target)).open() as database:
-            database.capture(self.new.captured(target))
-            counts = database.count_by_beginning(FAMILY_BYTES)
-        for beginning, count in counts.items():
-            if families.internal_families.get(names[family_id(beginning)], False):
-                internal += count
-            else:
-                own += count
-        return replace(families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+    action = TakeSnapshot(
+        store=step.store,
+        version=step.head,
+        load=step.load,
+        tail_bytes=step.tail_bytes,
+        reason=SnapshotReason.ASKED,
+        conf=conf,
+        header=work.begun.header or None,
+        name=work.begun.stores[step.store],
+    )
+    taken = snapshot.execute(
+        work.storage,
+        action,
+        scratch=machine.scratch,
+        clock=machine.clock,
+        ids=machine.ids,
+        memory_bytes=snapshot.share_of(machine.memory_bytes, at_a_time),
+        change=change,
+    )
+    assert taken.digest is not None
+    return Made(taken.digest, taken.sent_tables), taken.skipped_snapshots
 
 
-def _tables(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[Iterator[tuple[bytes, bytes]]]:
-    """Split the rows of a database into tables: RocksDB keeps the filter and the index of a table in memory until its end.
-    Each is read before the next."""
-    for first in rows:
-        yield itertools.chain([first], _until(rows, TABLE_BYTES - len(first[0]) - len(first[1])))
+def table_name(begun: Begun, local_name: str) -> str:
+    """Return the name of a table of a rewrite that makes all its tables itself."""
+    return f"{local_name}{_ending(begun)}"
 
 
-def _until(rows: Iterator[tuple[bytes, bytes]], size_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    while size_bytes > 0 and (row := next(rows, None)) is not None:
-        size_bytes -= len(row[0]) + len(row[1])
-        yield row
-
-
-def tables_of(begun: Begun, files: catalog.StoreFiles) -> tuple[str, ...]:
-    """Return the names of the tables of a store that a rewrite has uploaded, whether a snapshot names them or not."""
+def tables_of(begun: Begun, files: StoreFiles) -> tuple[str, ...]:
+    """Return the tables of a store with such names, whether a snapshot names them or not."""
     return tuple(sorted(name for name in files.tables if name.endswith(_ending(begun))))
 
 
 def _ending(begun: Begun) -> str:
-    """The end of the name of each table of a rewrite."""
     return f"-{begun.run}.sst"
 
 
-_PIECE_ROWS = 10_000
+def _require_open(work: Rewriting, store: StorePath) -> None:
+    """Require that the rewrite is not rolled back; if it is, delete the snapshot that was published after the rollback.
 
-
-@dataclass(frozen=True, kw_only=True)
-class NewFiles:
-    """The snapshot files of the new partitions, below `folder`. `codec`, `row_checksums`: of the query;
-    `most_record_bytes`: of the root."""
-
-    folder: Path
-    codec: str
-    row_checksums: bool
-    most_record_bytes: int = MOST_RECORD_BYTES
-
-    def write(self, target: StorePath, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        """Write the rows into a new file. Raises `TooLarge`."""
-        with self.path(target).open("wb") as file:
-            writer = HdfsBackedWriter(
-                file,
-                self.codec,
-                row_checksums=self.row_checksums,
-                most_record_bytes=self.most_record_bytes,
-                path=target.folder,
-            )
-            while piece := list(islice(rows, _PIECE_ROWS)):
-                writer.append([key for key, _ in piece], [value for _, value in piece])
-            writer.finish()
-
-    def path(self, target: StorePath) -> Path:
-        """The path of a file."""
-        return self.folder / f"target-{target.partition}.snapshot"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HdfsSnapshots:
-    """Publishes the snapshot files of the new partitions."""
-
-    storage: Storage
-    begun: Begun
-    conf: StateConf
-    new: NewFiles
-
-    def publish(self, target: StorePath, digest: str) -> Made:
-        """Publish a file, and compare the published rows with `digest`."""
-        version = self.begun.stores[target]
-        # An interrupted run may have published it. It is compared below.
-        with suppress(AlreadyExists):
-            self.storage.create(target.snapshot(version), self.new.path(target))
-        back = self.new.folder / f"back-{target.partition}"
-        conf = replace(self.conf, provider=target.provider)
-        snapshot.require_same(self.storage, target, version, digest, back, conf=conf, at_hand={})
-        return Made(digest, ())
-
-
-_PIECE_SHARE = 32
-"""A piece of the spool may take this part of the memory of a worker, and again while it is sorted."""
-_STORES_OF_PROCESSES = 32
-"""A process opens local databases once more for each store. With more stores, they must be larger to be worth that."""
-
-_MEMORY_OF_A_PROCESS = 64 * 1024 * 1024
-"""The least memory for each process; its imports alone take most of it."""
-
-
-def rebuild(
-    storage: Storage,
-    begun: Begun,
-    planned: RewritePlan,
-    group: StoreGroup,
-    machine: Machine,
-    ended: Callable[[StorePath, Made], None],
-    read_rows: RowProgress,
-) -> None:
-    """Make the snapshots of a group. `ended` is called after each, from one thread at a time. `read_rows`: of a load.
-
-    *Guarantee*: overwrites no file. The snapshots have exactly the rows of the sources: the digests are compared before
-    the first snapshot is published, and each snapshot is read back. Raises as `read`; `CorruptFile` if rows differ,
-    `UnknownFormatVersion` if the partitions number their column families differently, `LocalDiskFull`, `StorageError`.
+    Race: a run makes a snapshot for a long time; its lease is broken; the switchover is rolled back; then the snapshot is
+    published, and in structure V1 no query starts beside it. Only a name with an id belongs to this run alone. A
+    remaining V1 snapshot does no harm; the next switchover moves it into quarantine.
     """
-    with (
-        work_folder(machine.scratch, "rewrite") as folder,
-        translated(machine.scratch),
-        callers(_processes(group, machine)) as call,
-    ):
-        piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
-        with _spool(folder / "spool", piece_bytes, call) as spool:
-            if planned.load is None:
-                sources = read(storage, planned, group, machine, folder, spool, call)
-            else:
-                sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
-            new = _new(planned, group, sources, folder, most_record_bytes=storage.limits.record_bytes)
-            built = _build(new, spool, group, call, machine.workers if call.is_here else call.workers)
-        _require_all_rows(group, sources, [compared for _, compared in built.values()])
-        snapshots: RocksDbSnapshots | HdfsSnapshots
-        if isinstance(new, NewDatabases):
-            snapshots = RocksDbSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new, call=call)
-        else:
-            snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new)
-        digests = {target: str(digest) for target, (digest, _) in built.items()}
-        _publish(group, machine, lambda target: snapshots.publish(target, digests[target]), ended, call)
-
-
-def _processes(group: StoreGroup, machine: Machine) -> int:
-    """The number of processes beside this one; 1 for none."""
-    stores = max(len(group.sources), len(group.targets))
-    is_large = group.read_bytes >= max(machine.process_bytes, stores * machine.process_bytes // _STORES_OF_PROCESSES)
-    return min(machine.workers, stores, max(1, machine.memory_bytes // _MEMORY_OF_A_PROCESS)) if is_large else 1
-
-
-def _new(
-    planned: RewritePlan, group: StoreGroup, sources: Sequence[Source], folder: Path, *, most_record_bytes: int
-) -> NewDatabases | NewFiles:
-    if planned.provider is Provider.ROCKSDB:
-        return NewDatabases(folder, _families(group, sources))
-    return NewFiles(
-        folder=folder,
-        codec=planned.codec,
-        row_checksums=planned.conf.row_checksums,
-        most_record_bytes=most_record_bytes,
-    )
-
-
-def _spool(path: Path, piece_bytes: int, call: Caller) -> AbstractContextManager[Spool]:
-    return OpenPart.create(path, piece_bytes) if call.is_here else nullcontext(SharedSpool(path, piece_bytes))
-
-
-def _build(
-    new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller, workers: int
-) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
-    """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
-    built: dict[StorePath, tuple[RowsDigest, RowsDigest]] = {}
-    failed: list[StatekeeperError] = []
-
-    def ended(target: StorePath, outcome: tuple[RowsDigest, RowsDigest] | StatekeeperError) -> None:
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            built[target] = outcome
-
-    in_pool(
-        lambda target: call(_written, new, spool.parts, target, group.conversion),
-        group.targets,
-        ended,
-        workers=workers,
-        interrupt=call.end,
-    )
-    if failed:
-        raise failed[0]
-    return built
-
-
-def _written(
-    new: NewDatabases | NewFiles, parts: Sequence[Part], target: StorePath, conversion: Conversion | None
-) -> tuple[RowsDigest, RowsDigest]:
-    """Build one snapshot. Needs local files only."""
-    stored, compared = RowsDigest(), RowsDigest()
-
-    def rows() -> Iterator[tuple[bytes, bytes]]:
-        for keys, values in rows_of(parts, target.partition):
-            pairs = list(zip(keys, values, strict=True))
-            stored.add(pairs)
-            if conversion is not None:
-                compared.add(zip(*conversion.of_target(keys, values), strict=True))
-            yield from pairs
-
-    new.write(target, rows())
-    return stored, compared if conversion is not None else stored
-
-
-def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Sequence[RowsDigest]) -> None:
-    expected, found = RowsDigest(), RowsDigest()
-    for source in sources:
-        expected.merge(source.digest)
-    for target in targets:
-        found.merge(target)
-    if str(found) != str(expected):
-        raise CorruptFile(
-            f"the rewritten rows of store {group.name} differ from the rows that were read: digest {found}, expected "
-            f"{expected}; nothing was published",
-            path=f"state/{group.operator}",
-            hint="reverse the rewrite with --abort, and report this error",
-        )
-
-
-def _families(group: StoreGroup, sources: Sequence[Source]) -> SnapshotMetadata | None:
-    """Return the metadata that names the column families: the same in all partitions."""
-    bases = [source.base for source in sources if source.base is not None and source.base.column_families]
-    if not bases:
-        return None
-    if any(base.column_families != bases[0].column_families for base in bases):
-        raise UnknownFormatVersion(
-            f"operator {group.operator}, store {group.name}: the ids of the column families differ between the partitions; "
-            f"the rows cannot be moved",
-            hint="keep the number of partitions",
-        )
-    return max(bases, key=lambda base: base.largest_family_id)
-
-
-def _publish(
-    group: StoreGroup,
-    machine: Machine,
-    publish: Callable[[StorePath], Made],
-    ended: Callable[[StorePath, Made], None],
-    call: Caller,
-) -> None:
-    failed: list[StatekeeperError] = []
-
-    def done(target: StorePath, outcome: Made | StatekeeperError) -> None:
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            ended(target, outcome)
-
-    in_pool(publish, group.targets, done, workers=machine.workers, interrupt=call.end)
-    if failed:
-        raise failed[0]
+    begun = work.begun
+    if journal.ending(work.storage, begun) is not Ending.ABORTED:
+        return
+    work.is_rolled_back = True
+    if begun.stores[store].id is not None:
+        work.storage.delete([store.snapshot(begun.stores[store])])
+    raise rolled_back(begun)

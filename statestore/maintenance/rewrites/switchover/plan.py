@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.switchover.model import (
-    Source,
-    StoreStep,
-    StoreSwitchFacts,
-    SwitchoverFacts,
-    SwitchPlan,
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.plan import (
+    local_bytes,
+    of_audit,
+    of_begun,
+    of_disk,
+    of_other,
+    of_release,
+    of_stores,
+    step_of,
 )
-from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
-
-_TABLES_PER_BASE = 2
-"""The fetched tables, and at most the same size again if they must be merged."""
-
-_LOCAL_BYTES_PER_TAIL = 8
-"""Growth of a compressed changelog on local disk, where it is fetched, sorted, and written as tables."""
+from statekeeper.statestore.maintenance.rewrites.switchover.model import SwitchPlan
 
 
 def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
@@ -74,23 +71,6 @@ def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> st
     return spark.header if spark is not None and to is Structure.V2 and gathered.origin is Origin.NATIVE else "v1"
 
 
-def step_of(one: StoreSwitchFacts, name: VersionId | None = None) -> StoreStep:
-    """Return the step for a store whose head can be loaded. `name`: see `StoreStep`."""
-    assert one.load is not None
-    source = Source.BUILT if one.load.replay else Source.REUSED
-    written = one.tail_bytes if one.load.replay else 0
-    return StoreStep(
-        store=one.store,
-        head=one.head,
-        load=one.load,
-        source=source,
-        read_bytes=one.base_bytes + one.tail_bytes,
-        write_bytes=written,
-        tail_bytes=one.tail_bytes,
-        name=name,
-    )
-
-
 def _refusals(
     gathered: SwitchoverFacts, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
 ) -> Iterator[str]:
@@ -102,8 +82,7 @@ def _refusals(
         return
     half_done = gathered.half_done
     if half_done is not None and half_done.begun.rewrite is not RewriteKind.SWITCH:
-        begun = half_done.begun
-        yield f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
+        yield of_other(half_done.begun)
         return
     if half_done is not None and half_done.begun.to is not to:
         yield (
@@ -124,18 +103,8 @@ def _refusals(
         )
         return
     yield from _of_logs(gathered, to)
-    for one in gathered.stores:
-        if one.load is None or one.problem:
-            yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
-    if gathered.audit is not None:
-        bad = [
-            f for f in gathered.audit.findings if f in gathered.audit.breaks or f.kind is FindingKind.ROLLED_BACK_FILES
-        ]
-        if bad:
-            yield (
-                f"the audit reports {counted(len(bad), 'finding')}. The first one: {bad[0].file} {bad[0].problem} -> "
-                f"{bad[0].action}. To list all findings, run: statekeeper audit ROOT"
-            )
+    yield from of_stores(gathered)
+    yield from of_audit(gathered)
     if to is Structure.V2 and spark is not None and not spark.knows_v2:
         yield f"Spark {spark.value} does not support structure V2"
     if to is Structure.V2 and spark is Spark.V4_0 and (lone := _lone_operators(gathered)):
@@ -143,28 +112,15 @@ def _refusals(
             f"in structure V2, Spark 4.0 requires {gathered.partitions} partitions of each operator; operator {lone[0]} "
             f"has fewer: upgrade Spark first, or keep structure V1"
         )
-    if to is Structure.V2 and spark is None and gathered.may_be_of_4_0 and half_done is None:
-        yield (
-            "in structure V2, Spark 4.0 and later releases need different snapshots, and the checkpoint does not show "
-            "which release will run the query: add --for-spark"
-        )
-    needed = local_bytes(steps, workers)
-    if needed > gathered.free_bytes:
-        yield (
-            f"up to {needed:,} bytes of local disk are needed, but {gathered.free_bytes:,} are free in the scratch folder "
-            f"{gathered.scratch}: use another disk with --scratch, or fewer --workers"
-        )
+    yield from of_release(gathered, to, spark)
+    yield from of_disk(gathered, local_bytes(steps, workers), grows_with_workers=True)
 
 
 def _of_logs(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
     assert gathered.batch is not None
     if not gathered.is_plain_commit:
         yield f"{names.commits(gathered.batch)} has unknown fields, which a switchover would lose: upgrade Statekeeper"
-    if gathered.begun > gathered.batch + 1:
-        yield (
-            f"{names.offsets(gathered.begun)} exists, but the newest commit is of batch {gathered.batch}: restore the "
-            f"missing commits, or delete the offsets after batch {gathered.batch}"
-        )
+    yield from of_begun(gathered, gathered.batch)
     attempts = gathered.pending or (() if gathered.former or gathered.half_done else gathered.others)
     if attempts:
         batch = gathered.batch + 1
@@ -233,12 +189,3 @@ def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
         if (version.id is None) == (to is Structure.V2)
     ]
     return len(stay), sum(entry.size_bytes for entry in stay)
-
-
-def local_bytes(steps: Sequence[StoreStep], workers: int) -> int:
-    """Return the local disk that the largest stores need, one for each worker."""
-    each = (
-        _TABLES_PER_BASE * (step.read_bytes - step.tail_bytes) + _LOCAL_BYTES_PER_TAIL * step.tail_bytes
-        for step in steps
-    )
-    return sum(sorted(each, reverse=True)[:workers])

@@ -11,15 +11,16 @@ import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import CorruptFile, RefusedAsUnsafe, RootHeld
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import StoreFile, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, encode_snapshot, read_snapshot
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Source, SwitchPhase, rewrite
+from statekeeper.statestore.maintenance.rewrites import engine, switchover
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, Source, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.switchover import steps
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.storage import Storage, open_storage
@@ -204,7 +205,7 @@ def test_a_checkpoint_with_findings_is_not_switched(switchable: Checkpoint, sour
     with pytest.raises(RefusedAsUnsafe):
         runs.switch(storage, plan, lambda _: None, run=RandomIds().fresh(), holder="a test", machine=machine)
     assert contents(storage) == before
-    assert switchover.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
 
 
 def _changelogs(storage: Storage, checkpoint: Checkpoint, number: int) -> list[VersionId]:
@@ -242,9 +243,9 @@ def test_a_checkpoint_with_an_unfinished_offline_repartition_is_not_switched(
 def test_without_enough_local_disk_the_switchover_does_not_start(
     switchable: Checkpoint, source: Structure, tmp_path: Path
 ) -> None:
-    gathered = switchover.gather(switchable.storage, scratch=tmp_path)
+    gathered = engine.gather(switchable.storage, scratch=tmp_path)
     assert gathered.free_bytes > 0
-    full = switchover.SwitchoverFacts(**{**vars(gathered), "free_bytes": 10})
+    full = engine.SwitchoverFacts(**{**vars(gathered), "free_bytes": 10})
     [refusal] = switchover.plan(full, source.other).refusals
     assert "local disk" in refusal
 
@@ -298,10 +299,8 @@ def test_a_reused_snapshot_is_read_back_under_its_new_name(
         return encode_snapshot(replace(snapshot, metadata=replace(snapshot.metadata, tables=())))
 
     with monkeypatch.context() as patched:
-        patched.setattr(rewrite, "encode_snapshot", forgetful)
-        patched.setattr(
-            rewrite, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another")
-        )
+        patched.setattr(steps, "encode_snapshot", forgetful)
+        patched.setattr(steps, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another"))
         with pytest.raises(CorruptFile, match="does not contain the state of version 6"):
             switch(storage, source.other, tmp_path)
     assert structure_of(storage) is source

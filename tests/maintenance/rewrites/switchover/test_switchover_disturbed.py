@@ -8,18 +8,20 @@ import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import HalfSwitched, LeaseLost, RefusedAsUnsafe
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rewrites import switchover
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import engine
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
+from statekeeper.statestore.maintenance.rewrites.kinds import STEPS
 from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import runs, verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
@@ -66,7 +68,7 @@ def test_a_query_that_commits_during_its_switchover_keeps_its_structure(
 def test_an_incomplete_switchover_blocks_other_verbs(switchable: Checkpoint, source: Structure, tmp_path: Path) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path == names.commits(5), Fault.BEFORE)
-    assert switchover.open_journal(storage) is not None
+    assert rewrite_journal.open_journal(storage) is not None
     later = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
     policy = RetentionPolicy(versions=1, grace_seconds=0)
     gathered = retention.gather(storage, policy, clock=later)
@@ -93,7 +95,7 @@ def test_a_switchover_before_its_commit_is_aborted_after_the_query_purged_the_st
     gone_on(storage)
     assert "--abort" in planned(storage, source.other, tmp_path).refusals[0]
     abort(storage, clock=after_the_dead())
-    assert switchover.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
     assert catalog.newest_batch(storage) == 6
 
 
@@ -103,13 +105,13 @@ def test_a_switchover_after_its_commit_is_completed_after_the_query_purged_that_
     prepared[Structure.V1].copied_to(local, tmp_path / "job")
     die_at(local, Structure.V2, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
     gone_on(local)
-    journal = switchover.open_journal(local)
+    journal = rewrite_journal.open_journal(local)
     assert journal is not None
     with pytest.raises(RefusedAsUnsafe, match="the query has continued in structure v2"):
         abort(local, clock=after_the_dead())
     later = SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS)
     switch(local, Structure.V2, tmp_path, clock=later)
-    assert switchover.open_journal(local) is None
+    assert rewrite_journal.open_journal(local) is None
 
 
 def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
@@ -123,7 +125,7 @@ def test_audit_findings_do_not_block_a_switchover_that_can_no_longer_be_aborted(
         RefusedAsUnsafe, match="the query has continued, but the checkpoint is damaged: state/0/0/_meta"
     ):
         switch(local, Structure.V2, tmp_path, clock=after_the_dead())
-    assert switchover.open_journal(local) is None
+    assert rewrite_journal.open_journal(local) is None
 
 
 def test_a_query_that_committed_during_its_switchover_keeps_its_structure_after_a_crash(
@@ -135,7 +137,7 @@ def test_a_query_that_committed_during_its_switchover_keeps_its_structure_after_
     storage.create(names.commits(6), before)
     abort(storage, clock=after_the_dead())
     assert storage.read(names.commits(5)) == before
-    assert switchover.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
 
 
 def test_a_query_that_starts_a_batch_during_its_switchover_keeps_its_structure(
@@ -226,7 +228,7 @@ def test_a_plan_from_before_another_switchover_is_not_executed(
     machine = Machine(scratch=tmp_path, clock=SystemClock(), ids=RandomIds())
     with pytest.raises(RefusedAsUnsafe, match="changed after the plan was made"):
         runs.switch(storage, stale, silent, run=RandomIds().fresh(), holder="a test", machine=machine)
-    assert switchover.open_journal(storage) is None
+    assert rewrite_journal.open_journal(storage) is None
     assert contents(storage) == before
 
 
@@ -235,7 +237,7 @@ def test_a_switchover_that_another_run_completed_is_not_aborted(
 ) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("cleared.json"), Fault.BEFORE)
-    clock, journal = after_the_dead(), switchover.open_journal(storage)
+    clock, journal = after_the_dead(), rewrite_journal.open_journal(storage)
     assert journal is not None
     switch(storage, source.other, tmp_path, clock=clock)
     with pytest.raises(RefusedAsUnsafe, match=r"has ended the switchover to structure v. in the meantime"):
@@ -283,7 +285,7 @@ def test_a_run_that_lost_its_lease_aborts_no_switchover(
 ) -> None:
     storage = switchable.storage
     die_at(storage, source.other, tmp_path, lambda request: request.path.endswith("ended.json"), Fault.BEFORE)
-    journal = switchover.open_journal(storage)
+    journal = rewrite_journal.open_journal(storage)
     assert journal is not None
     before = contents(storage)
 
@@ -291,5 +293,5 @@ def test_a_run_that_lost_its_lease_aborts_no_switchover(
         raise LeaseLost("the lease is lost")
 
     with pytest.raises(LeaseLost):
-        switchover.roll_back(storage, journal, silent, still_held=lost)
+        engine.rollback(STEPS[RewriteKind.SWITCH], storage, journal, silent, still_held=lost, open_sink=open_storage)
     assert contents(storage) == before

@@ -20,7 +20,7 @@ from dataclasses import replace
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.format import names, operators
 from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, parse_offsets, with_confs
-from statekeeper.statestore.maintenance.rewrites.switchover.commit import new_commit, rewrite_commit
+from statekeeper.statestore.maintenance.rewrites.engine.commit import is_rewritten, rewrite_commit
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage, read_or_none
 
@@ -35,11 +35,6 @@ def rewrite(storage: Storage, begun: Begun) -> None:
     for path, body in after.items():
         if read_or_none(storage, path) != body:
             storage.replace(path, body)
-
-
-def is_rewritten(storage: Storage, begun: Begun) -> bool:
-    """Return whether the newest commit names the new snapshots. One request."""
-    return read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
 
 
 def put_back(storage: Storage, begun: Begun) -> None:

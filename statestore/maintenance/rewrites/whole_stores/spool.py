@@ -20,7 +20,7 @@ from typing import Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.statestore.maintenance.rewrites.engine.model import Partitions
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import Partitions
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 
 _TARGET_BYTES = 4

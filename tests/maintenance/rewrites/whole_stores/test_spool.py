@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from statekeeper.statestore.maintenance.rewrites.engine.spool import OpenPart, Part, SharedSpool, rows_of
+from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import OpenPart, Part, SharedSpool, rows_of
 
 MOST_TABLES = 400
 

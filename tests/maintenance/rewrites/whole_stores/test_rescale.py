@@ -7,18 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.errors import HalfSwitched, RefusedAsUnsafe
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import HalfSwitched, RefusedAsUnsafe, StorageError
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.state_conf import shuffle_partitions
-from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.engine import Rescale
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Rescale
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage.base import Created
+from tests.support.clocks import SleeplessClock
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.placed_rows import placed_rows
 from tests.support.rescales import FOR_SPARK, abort, all_rows, planned, rescale
-from tests.support.switching import WRITES, after_the_dead
+from tests.support.switching import WRITES, after_the_dead, contents
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
 
@@ -179,9 +183,9 @@ def test_a_damaged_store_blocks_the_rescale(tmp_path: Path) -> None:
 
 
 def test_too_little_local_disk_blocks_the_rescale(tmp_path: Path) -> None:
-    facts = engine.gather(opened(V2, tmp_path), scratch=tmp_path)
+    facts = whole_stores.gather(opened(V2, tmp_path), scratch=tmp_path)
     full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
-    [refusal] = engine.plan(full, Rescale(5), FOR_SPARK).refusals
+    [refusal] = whole_stores.plan(full, Rescale(5), FOR_SPARK).refusals
     assert "10 are free" in refusal
 
 
@@ -273,3 +277,68 @@ def _die_before(storage: Storage, part: str, scratch: Path) -> None:
 
     with pytest.raises(SimulatedCrash):
         rescale(Dying(storage), 5, scratch)
+
+
+class DiesAtTheEnd(FaultyStorage):
+    """Dies when the journal is closed."""
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        return Fault.BEFORE if request.kind in WRITES and request.path.endswith("ended.json") else None
+
+
+def test_audit_findings_do_not_block_a_rescale_that_can_no_longer_be_reversed(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    with pytest.raises(SimulatedCrash):
+        rescale(DiesAtTheEnd(storage), 3, tmp_path)
+    heads = catalog.heads(storage)
+    assert heads is not None
+    for store, head in heads.heads.items():
+        later = names.VersionId(head.version + 1, head.id)
+        storage.create(store.snapshot(later), storage.read(store.snapshot(head)))
+    for log in (names.offsets, names.commits):
+        storage.create(log(heads.batch + 1), storage.read(log(heads.batch)))
+    storage.delete([names.state_schema(0)])
+    with pytest.raises(RefusedAsUnsafe, match=f"committed batch {heads.batch + 1}; the rescale cannot be reversed"):
+        abort(storage, clock=after_the_dead())
+    with pytest.raises(RefusedAsUnsafe, match="the query has continued, but the checkpoint is damaged"):
+        rescale(storage, 3, tmp_path, clock=SleeplessClock(SystemClock().now_seconds() + 2 * lease.LIFE_SECONDS))
+    assert rewrite_journal.open_journal(storage) is None
+
+
+def test_a_failed_rescale_names_the_stores_that_are_done_and_the_ways_on(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+
+    class Failing(FaultyStorage):
+        """Rejects the snapshot of the last partition."""
+
+        def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+            if path.startswith("state/0/2/") and path.endswith(".zip"):
+                raise StorageError("the storage is full", path=path, hint="free some space")
+            return super().create(path, data, like=like)
+
+    with pytest.raises(
+        StorageError, match="rescale to 3 partitions is half done: 2 of 3 stores have their new"
+    ) as told:
+        rescale(Failing(storage), 3, tmp_path)
+    assert "statekeeper rescale ROOT --abort --confirm-stopped" in str(told.value)
+    rescale(storage, 3, tmp_path)
+    clean(storage, tmp_path)
+
+
+def test_a_rescale_that_was_rolled_back_during_its_execution_writes_nothing_more(tmp_path: Path) -> None:
+    storage = opened(V2, tmp_path)
+    before = contents(storage)
+
+    class Slow(FaultyStorage):
+        """Takes so long for a snapshot that another maintainer breaks its lease and rolls the rescale back."""
+
+        def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+            if path.startswith("state/0/1/") and path.endswith(".zip"):
+                abort(storage, clock=after_the_dead())
+            return super().create(path, data, like=like)
+
+    with pytest.raises(RefusedAsUnsafe, match="was rolled back"):
+        rescale(Slow(storage), 3, tmp_path)
+    left = contents(storage)
+    assert before.items() <= left.items()
+    assert [path for path in left.keys() - before.keys() if not path.endswith(".sst")] == []

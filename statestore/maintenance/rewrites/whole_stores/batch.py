@@ -10,17 +10,13 @@ new number of partitions from the old state. Spark's own offline repartition app
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from statekeeper.statestore.base.errors import AlreadyExists, ObjectMissing, RefusedAsUnsafe
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.base.errors import AlreadyExists, RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, with_confs
-from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import PROVIDER
-from statekeeper.statestore.maintenance.rewrites.engine.model import RewritePlan
+from statekeeper.statestore.maintenance.rewrites.engine.commit import new_commit, require_newest, require_snapshots
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import RewritePlan
 from statekeeper.statestore.storage import Storage, read_or_none
 
 
@@ -31,10 +27,10 @@ def append(storage: Storage, begun: Begun, planned: RewritePlan) -> None:
     `StorageError`.
     """
     batch = begun.batch + 1
-    commit, offsets = _commit(begun), _offsets(planned.offsets, begun)
+    commit, offsets = new_commit(begun), _offsets(planned.offsets, begun)
     if not is_appended(storage, begun):
-        _require_unchanged(storage, begun)
-        _require_snapshots(storage, begun)
+        require_newest(storage, begun, begun.batch)
+        require_snapshots(storage, begun)
         _create(storage, names.commits(batch), commit)
     _create(storage, names.offsets(batch), offsets)
 
@@ -46,11 +42,18 @@ def is_appended(storage: Storage, begun: Begun) -> bool:
     Failure sequence: a conversion dies; its query, which the default provider does not stop, runs batch N+1. In structure
     V1, the commit of that batch can have the bytes of the rewrite's own. Only the offsets differ.
     """
-    if read_or_none(storage, names.commits(begun.batch + 1)) != _commit(begun):
+    if read_or_none(storage, names.commits(begun.batch + 1)) != new_commit(begun):
         return False
     offsets = read_or_none(storage, names.offsets(begun.batch + 1))
     newest = storage.read(names.offsets(begun.batch)).decode()
     return offsets in (None, _offsets(newest, begun), _offsets_of_former_releases(newest, begun))
+
+
+def withdraw(storage: Storage, begun: Begun) -> None:
+    """Delete both logs. The query has not continued with them."""
+    # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
+    storage.delete([names.offsets(begun.batch + 1)])
+    storage.delete([names.commits(begun.batch + 1)])
 
 
 def _create(storage: Storage, path: str, body: bytes) -> None:
@@ -63,47 +66,6 @@ def _create(storage: Storage, path: str, body: bytes) -> None:
                 path=path,
                 hint="stop the query, reverse the rewrite with --abort, then run this command again",
             ) from error
-
-
-def _require_unchanged(storage: Storage, begun: Begun) -> None:
-    newest, started = catalog.newest_batch(storage), catalog.newest_begun(storage)
-    if newest != begun.batch or started != begun.batch:
-        path = names.offsets(started) if started > begun.batch else names.commits(newest or 0)
-        raise RefusedAsUnsafe(
-            f"exists, but batch {begun.batch} was the newest when the rewrite was planned: the query is running",
-            path=path,
-            hint="stop the query, reverse the rewrite with --abort, then run this command again",
-        )
-
-
-def _require_snapshots(storage: Storage, begun: Begun) -> None:
-    files = catalog.files(storage, provider=begun.provider)
-    for store, version in begun.stores.items():
-        if version not in files.of(store).snapshots:
-            raise ObjectMissing(
-                "was made for this rewrite and is missing",
-                path=store.snapshot(version),
-                hint="reverse the rewrite with --abort, then run this command again",
-            )
-
-
-def _commit(begun: Begun) -> bytes:
-    old = logs.parse_commit(begun.commit.encode(), names.commits(begun.batch))
-    ids = by_operator(begun.stores) if any(version.id is not None for version in begun.stores.values()) else None
-    watermark_ms = old.next_watermark_ms if begun.watermark_ms is None else begun.watermark_ms
-    return logs.encode_commit(replace(old, next_watermark_ms=watermark_ms, ids=ids, digests=None))
-
-
-def by_operator(stores: Mapping[StorePath, VersionId]) -> logs.ByStore:
-    """Return the ids in the layout of a commit. `stores` are in the order of the commit log within a partition."""
-    found: dict[int, dict[int, list[str]]] = {}
-    for store, version in stores.items():
-        assert version.id is not None
-        found.setdefault(store.operator, {}).setdefault(store.partition, []).append(version.id)
-    return {
-        operator: tuple(tuple(partitions[number]) for number in sorted(partitions))
-        for operator, partitions in found.items()
-    }
 
 
 def _offsets(newest: str, begun: Begun) -> bytes:

@@ -18,7 +18,7 @@ from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.maintenance.copies.savepoints.write import digest_of, digest_sum
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import TABLE_BYTES
+from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import TABLE_BYTES
 from statekeeper.statestore.storage import open_storage
 from tests.support.loads import savepoint
 from tests.support.unpacked import unpacked

@@ -12,9 +12,9 @@ from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.engine import Convert
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.engine import Machine
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import runs
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
@@ -154,9 +154,9 @@ def test_an_impossible_conversion_states_the_reason(
 
 
 def test_too_little_local_disk_blocks_the_conversion(tmp_path: Path) -> None:
-    facts = engine.gather(open_storage(str(unpacked(SESSIONS, tmp_path))), scratch=tmp_path)
+    facts = whole_stores.gather(open_storage(str(unpacked(SESSIONS, tmp_path))), scratch=tmp_path)
     full = replace(facts, stopped=replace(facts.stopped, free_bytes=10))
-    refusals = engine.plan(full, Convert(Provider.ROCKSDB), FOR_SPARK).refusals
+    refusals = whole_stores.plan(full, Convert(Provider.ROCKSDB), FOR_SPARK).refusals
     assert "10 are free" in refusals[-1]
 
 
@@ -171,7 +171,7 @@ def test_an_abort_keeps_a_batch_that_the_query_committed_after_an_interrupted_co
         def _fault_of(self, request: Request) -> Fault | None:
             return Fault.BEFORE if request.path == names.commits(batch + 1) and request.kind in WRITES else None
 
-    plan = engine.plan(engine.gather(storage, scratch=tmp_path), Convert(Provider.ROCKSDB), FOR_SPARK)
+    plan = whole_stores.plan(whole_stores.gather(storage, scratch=tmp_path), Convert(Provider.ROCKSDB), FOR_SPARK)
     machine = Machine(scratch=tmp_path / "scratch", clock=SystemClock(), ids=RandomIds(), workers=1)
     with pytest.raises(SimulatedCrash):
         runs.rewrite(Dying(storage), plan, lambda _: None, run=RandomIds().fresh(), holder="dead", machine=machine)

@@ -16,7 +16,7 @@ from statekeeper.statestore.base.errors import LocalStateError
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine import Convert, Goal, snapshots
+from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert, Goal, snapshots
 from statekeeper.statestore.storage import open_storage
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.placed_rows import placed_rows

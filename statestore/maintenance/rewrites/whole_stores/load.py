@@ -36,7 +36,8 @@ from statekeeper.statestore.maintenance.copies.savepoints.write import (
     state_rows,
     table_of,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.model import (
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     Incoming,
     Load,
     OperatorFacts,
@@ -45,9 +46,8 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import (
     RewritePlan,
     StoreGroup,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.read import Source
-from statekeeper.statestore.maintenance.rewrites.engine.spool import Piece, Spool
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.whole_stores.read import Source
+from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import Piece, Spool
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
 from statekeeper.statestore.store.engine.scratch import work_folder

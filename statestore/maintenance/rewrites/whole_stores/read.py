@@ -17,15 +17,15 @@ from statekeeper.statestore.format.murmur3 import partitions_of
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
-from statekeeper.statestore.maintenance.rewrites.engine.model import (
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, StoreSwitchFacts
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     Conversion,
     Partitions,
     RewritePlan,
     Rules,
     StoreGroup,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.spool import Part, Piece, Spool
-from statekeeper.statestore.maintenance.rewrites.switchover import Machine, StoreSwitchFacts
+from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import Part, Piece, Spool
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits

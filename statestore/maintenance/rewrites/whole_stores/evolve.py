@@ -12,10 +12,10 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Begun, SchemaChang
 from statekeeper.statestore.format import names, operators
 from statekeeper.statestore.format.names import DEFAULT_STORE, StorePath
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine.model import RewriteFacts, StoreGroup
+from statekeeper.statestore.maintenance.rewrites.engine.commit import is_rewritten, rewrite_commit
+from statekeeper.statestore.maintenance.rewrites.engine.model import SwitchoverFacts
 from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, EvolvedRows, evolution_of, require_untimed
-from statekeeper.statestore.maintenance.rewrites.switchover import SwitchoverFacts
-from statekeeper.statestore.maintenance.rewrites.switchover.commit import new_commit, rewrite_commit
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import RewriteFacts, StoreGroup
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.root.new_columns import NewColumns
 from statekeeper.statestore.storage import Storage, read_or_none
@@ -76,7 +76,7 @@ def of_root(stopped: SwitchoverFacts) -> Iterator[str]:
 def rewrite(storage: Storage, begun: Begun) -> None:
     """Rewrite the files, or those that an interrupted run did not rewrite. Raises as `rewrite_commit`."""
     bound = _bound(begun)
-    if read_or_none(storage, names.commits(begun.batch)) != new_commit(begun):
+    if not is_rewritten(storage, begun):
         _replace(storage, names.BINDING, binding.encode_binding(replace(bound, evolution=begun.run)))
         rewrite_commit(storage, begun, begun.batch)
     later = names.later_schema(begun.batch)

@@ -23,7 +23,7 @@ from statekeeper.statestore.base.errors import (
 )
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.maintenance.rewrites.switchover import Progress, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Progress, SwitchPhase
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import rescales
 from tests.support.loads import load, planned, savepoint, undo
