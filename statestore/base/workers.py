@@ -76,6 +76,32 @@ def in_pool(
             raise
 
 
+def results_in_pool(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    workers: int = WORKERS,
+    interrupt: Callable[[], None] = lambda: None,
+) -> list[Result]:
+    """Run `work` for each item as `in_pool`. Return the results in the order of the items. If an item fails, the others are
+    completed, and the first error is raised."""
+    results: dict[int, Result] = {}
+    failed: list[StatekeeperError] = []
+
+    def ended(number: int, outcome: Result | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+        else:
+            results[number] = outcome
+
+    if items:
+        most = max(1, min(workers, len(items)))
+        in_pool(lambda number: work(items[number]), range(len(items)), ended, workers=most, interrupt=interrupt)
+    if failed:
+        raise failed[0]
+    return [results[number] for number in range(len(items))]
+
+
 def _outcome(work: Callable[[Item], Result], item: Item) -> Result | StatekeeperError:
     try:
         return work(item)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock, Ids
-from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.workers import WORKERS, in_pool
+from statekeeper.statestore.base.workers import WORKERS, results_in_pool
 from statekeeper.statestore.contents.rows import contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
@@ -44,27 +43,14 @@ def gather(
     contents = contents_at(storage, stopped.batch)
     assert contents is not None
     selection = select(contents, edit)
-    changes: dict[StorePath, StoreChanges] = {}
-    failed: list[StatekeeperError] = []
 
     def work(store: StorePath) -> StoreChanges:
         of_store = selection.layouts[store.store]
         with opened(contents, store, of_store, scratch=scratch, clock=clock, ids=ids) as rows:
             return find(rows, selection, store, most=SHOWN_ROWS)
 
-    def ended(store: StorePath, outcome: StoreChanges | StatekeeperError) -> None:
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            changes[store] = outcome
-
-    stores = _stores_of(stopped, edit, selection)
-    in_pool(work, stores, ended, workers=workers)
-    if failed:
-        raise failed[0]
-    return EditFacts(
-        stopped=stopped, contents=contents, selection=selection, changes=tuple(changes[store] for store in stores)
-    )
+    changes = results_in_pool(work, _stores_of(stopped, edit, selection), workers=workers)
+    return EditFacts(stopped=stopped, contents=contents, selection=selection, changes=tuple(changes))
 
 
 def _stores_of(stopped: engine.SwitchoverFacts, edit: Edit, selection: Selection) -> list[StorePath]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError, UnknownFormatVersion, UnknownPartitioning
 from statekeeper.statestore.base.messages import counted
-from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.base.workers import results_in_pool
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.rows import Layout
 from statekeeper.statestore.format.families import Family
@@ -259,20 +259,11 @@ def read_savepoint(
 
 
 def _each(items: Sequence[Item], work: Callable[[Item, Path], None], machine: Machine) -> None:
-    failed: list[StatekeeperError] = []
-
-    def ended(_: Item, outcome: StatekeeperError | None) -> None:
-        if outcome is not None:
-            failed.append(outcome)
-
     def in_folder(item: Item) -> None:
         with work_folder(machine.scratch, "load") as folder:
             work(item, folder)
 
-    if items:
-        in_pool(in_folder, items, ended, workers=max(1, min(machine.workers, len(items))))
-    if failed:
-        raise failed[0]
+    results_in_pool(in_folder, items, workers=machine.workers)
 
 
 def _bases(storage: Storage, group: StoreGroup) -> list[SnapshotMetadata]:

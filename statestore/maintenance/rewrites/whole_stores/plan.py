@@ -8,7 +8,7 @@ from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.workers import WORKERS, in_pool
+from statekeeper.statestore.base.workers import WORKERS, results_in_pool
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.contents.differences import Change, Difference
@@ -309,23 +309,13 @@ def preview(
     stores = dict(planned.heads)
     contents = Contents(storage=storage, batch=planned.batch, stores=stores, origin=Origin.OWN, conf=planned.conf)
     evolved = {store: group.conversion for group in planned.groups for store in group.targets}
-    found: dict[StorePath, tuple[int, list[Difference]]] = {}
-    failed: list[StatekeeperError] = []
 
     def work(store: StorePath) -> tuple[int, list[Difference]]:
         evolution = evolved[store]
         assert isinstance(evolution, EvolvedRows)
         return _of_store(contents, store, evolution, scratch=scratch, clock=clock, ids=ids)
 
-    def ended(store: StorePath, outcome: tuple[int, list[Difference]] | StatekeeperError) -> None:
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            found[store] = outcome
-
-    in_pool(work, list(evolved), ended, workers=workers)
-    if failed:
-        raise failed[0]
+    found = dict(zip(evolved, results_in_pool(work, list(evolved), workers=workers), strict=True))
     shown = [(store, row) for store in evolved for row in found[store][1]]
     return EvolutionPreview(rows={store: found[store][0] for store in evolved}, first=tuple(shown[:SHOWN_ROWS]))
 

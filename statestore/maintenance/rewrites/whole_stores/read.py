@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from statekeeper.statestore.base.errors import StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.base.workers import Caller, in_pool
+from statekeeper.statestore.base.errors import UnknownFormatVersion
+from statekeeper.statestore.base.workers import Caller, results_in_pool
 from statekeeper.statestore.format.family_rows import family_id
 from statekeeper.statestore.format.key_groups import KeyGroups
 from statekeeper.statestore.format.murmur3 import partitions_of
@@ -90,9 +90,6 @@ def read(
     its rows by something else, such as a function of the key. Raises as `Loader.restore`; `UnknownFormatVersion` for a
     column family without a name, `CorruptFile`.
     """
-    found: list[Source] = []
-    failed: list[StatekeeperError] = []
-
     moves = Moves(group.rules, len(group.sources), len(group.targets), group.conversion)
 
     def work(fact: StoreSwitchFacts) -> Source:
@@ -112,18 +109,7 @@ def read(
             closed = ClosedDatabase(path=database.path, limits=limits, merge_delimiter=delimiter)
             return Source(call(_spooled, closed.open, part, moves, families, fact.store), restored.base)
 
-    def ended(fact: StoreSwitchFacts, outcome: Source | StatekeeperError) -> None:
-        del fact
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            found.append(outcome)
-
-    workers = max(1, min(machine.workers, len(group.sources)))
-    in_pool(work, group.sources, ended, workers=workers, interrupt=call.end)
-    if failed:
-        raise failed[0]
-    return found
+    return results_in_pool(work, group.sources, workers=machine.workers, interrupt=call.end)
 
 
 def _spooled(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.base.workers import Caller, callers, in_pool
+from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.workers import Caller, callers, results_in_pool
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES, family_id
@@ -274,25 +274,12 @@ def _build(
     new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller, workers: int
 ) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
     """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
-    built: dict[StorePath, tuple[RowsDigest, RowsDigest]] = {}
-    failed: list[StatekeeperError] = []
 
-    def ended(target: StorePath, outcome: tuple[RowsDigest, RowsDigest] | StatekeeperError) -> None:
-        if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
-        else:
-            built[target] = outcome
+    def write(target: StorePath) -> tuple[RowsDigest, RowsDigest]:
+        return call(_written, new, spool.parts, target, group.conversion)
 
-    in_pool(
-        lambda target: call(_written, new, spool.parts, target, group.conversion),
-        group.targets,
-        ended,
-        workers=workers,
-        interrupt=call.end,
-    )
-    if failed:
-        raise failed[0]
-    return built
+    written = results_in_pool(write, group.targets, workers=workers, interrupt=call.end)
+    return dict(zip(group.targets, written, strict=True))
 
 
 def _written(
