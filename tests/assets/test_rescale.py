@@ -70,8 +70,8 @@ def test_it_rescales_a_query_confirmed_as_stopped_with_its_file_sink(
     assert result.success
     done = shown(result, "rescale")
     assert (done["phase"], done["partitions_after"]) == ("rewritten", 5)
-    assert str(done["file_sink"]).endswith(f"{LOG}/{batch + 1}")
-    assert (log / str(batch + 1)).read_bytes() == b"v1"
+    assert str(done["file_sink"]).endswith(f"{LOG}/{batch + 1}.compact")
+    assert (log / f"{batch + 1}.compact").read_bytes() == b"v1"
     assert all_rows(checkpoint) == rows
     heads = catalog.heads(storage)
     assert heads is not None
