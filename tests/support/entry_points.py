@@ -104,7 +104,7 @@ class Bases:
             "edited": Bases._make_edited,
             "rewound": Bases._make_rewound,
             "labeled": Bases._make_labeled,
-            SAVED_ROWS: lambda bases, path: loads.savepoint(bases.storage("native"), path) and None,
+            SAVED_ROWS: Bases._make_saved_rows,
             HALF_SWITCHED: Bases._make_half_switched,
             HALF_RESCALED: Bases._make_half_rescaled,
         }
@@ -141,6 +141,9 @@ class Bases:
         run = self._a_run(self._copy("native", path))
         perform(prepare(SaveFiles(destination=str(path.with_suffix(".saved")), label="noon"), run))
         shutil.rmtree(path.with_suffix(".saved"))
+
+    def _make_saved_rows(self, path: Path) -> None:
+        loads.savepoint(self.storage("native"), path)
 
     def _make_half_switched(self, path: Path) -> None:
         begin_a_switch(self._copy("native", path), Structure.V1, self.folder)
