@@ -19,7 +19,7 @@ from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import printable
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
@@ -150,7 +150,7 @@ def tail_is_short(found: PlannedSnapshots, done: Snapshots, query: OpenedQuery) 
     )
 
 
-def nothing_left_half_switched(journal: OpenJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
+def nothing_left_half_switched(journal: RewriteJournal | None, query: OpenedQuery) -> dg.AssetCheckResult:
     """Check that no switchover and no other rewrite is incomplete."""
     description, made, stores = "No switchover and no other rewrite is incomplete.", 0, 0
     if journal is not None:

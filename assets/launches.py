@@ -58,7 +58,7 @@ class ForSpark(Enum):
         return None if self is ForSpark.BY_THE_CHECKPOINT else Spark(self.value)
 
 
-class StoppedQuery(dg.Config):
+class StoppedLaunch(dg.Config):
     """The part of a launchpad's configuration that each rewrite of a stopped query has."""
 
     confirm_stopped: bool = Field(

@@ -10,7 +10,7 @@ from statekeeper.assets.checks import half_done_check, nothing_left_half_switche
 from statekeeper.assets.launches import (
     Do,
     DoOrUndo,
-    StoppedQuery,
+    StoppedLaunch,
     config_of,
     of_prepared,
     options_in,
@@ -27,7 +27,15 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
-from statekeeper.statestore.maintenance.verbs.rewrite import Abort, Convert, Evolve, Load, OfStoppedQuery, Rescale, Undo
+from statekeeper.statestore.maintenance.verbs.rewrite import (
+    Convert,
+    Evolve,
+    Load,
+    OfStoppedQuery,
+    Rescale,
+    Revert,
+    Rollback,
+)
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 
 
@@ -57,15 +65,15 @@ def _rewrite(
         shown = f"With UNDO: the `run` in the materialization of the {noun}."
         fields["undo_run"] = (str, Field(default="", description=shown))
 
-    class Launch(config_of(verb, StoppedQuery, **fields)):  # type: ignore[misc]
+    class Launch(config_of(verb, StoppedLaunch, **fields)):  # type: ignore[misc]
         """The launchpad's configuration. The default only plans."""
 
     def done(config: Any, run: Run, tell: Any) -> Prepared[Any, Progress, Any]:
         action = config.do.value
         if action == "abort":
-            return perform(prepare(Abort(kind), run), tell)
+            return perform(prepare(Rollback(kind), run), tell)
         if action == "undo":
-            return perform(prepare(Undo(kind, config.undo_run), run), tell)
+            return perform(prepare(Revert(kind, config.undo_run), run), tell)
         prepared = prepare(verb(**options_in(config, verb)), run)
         return prepared if action == "plan" else perform(prepared, tell)
 

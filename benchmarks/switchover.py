@@ -16,7 +16,7 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites import engine, switchover
-from statekeeper.statestore.maintenance.rewrites.engine import Machine, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.root import binding
@@ -113,7 +113,7 @@ def _move(storage: Storage, to: Structure, folder: Path) -> _Move:
         machine=Machine(scratch=folder, clock=SystemClock(), ids=RandomIds()),
     )
     seconds, spent = perf_counter() - started, storage.requests.since(before)
-    assert SwitchPhase.ENDED in reached
+    assert RewritePhase.ENDED in reached
     return _Move(
         seconds=seconds,
         expected_bytes=planned.read_bytes,

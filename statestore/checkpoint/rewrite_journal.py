@@ -247,7 +247,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class OpenJournal:
+class RewriteJournal:
     """A journal, open unless it was read as ended.
 
     `made`: the published snapshots by store; `is_cleared`: see `note_cleared`.
@@ -258,7 +258,7 @@ class OpenJournal:
     is_cleared: bool = False
 
 
-def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> OpenJournal | None:
+def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> RewriteJournal | None:
     """Read the open journal; None if there is none.
 
     `paths`: a listing that includes the journals; without it, one listing. One request for each file of an open journal.
@@ -270,7 +270,7 @@ def open_journal(storage: Storage, paths: Iterable[str] | None = None) -> OpenJo
     return _read(storage, number, parts)
 
 
-def newest_journal(storage: Storage) -> OpenJournal | None:
+def newest_journal(storage: Storage) -> RewriteJournal | None:
     """Read the newest journal, open or ended; None if there is none. Requests and errors: as `open_journal`."""
     number, parts = _newest(_listed(storage))
     return None if number is None else _read(storage, number, parts)
@@ -281,7 +281,7 @@ def reopen(storage: Storage, begun: Begun) -> None:
     storage.delete([names.switchover(begun.number, "ended")])
 
 
-def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> OpenJournal:
+def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> RewriteJournal:
     if "begun" not in parts:
         path = names.switchover(number, "begun")
         raise CorruptFile(
@@ -295,7 +295,7 @@ def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> OpenJourna
     for name, path in parts.items():
         if name in by_name:
             made[by_name[name]] = decoded(Made, storage.read(path), path, _ABOUT)
-    return OpenJournal(begun, made, "cleared" in parts)
+    return RewriteJournal(begun, made, "cleared" in parts)
 
 
 def require_none(storage: Storage) -> None:

@@ -22,7 +22,7 @@ from statekeeper.statestore.cli.reports import TO_EXECUTE, show, tell_way_back
 from statekeeper.statestore.cli.verb_options import undo_option, verb_options
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.repair import Repair
-from statekeeper.statestore.maintenance.verbs.rewind import Undo
+from statekeeper.statestore.maintenance.verbs.rewind import Revert
 
 
 @click.command()
@@ -74,7 +74,7 @@ def repair(
     """
     run = run_of(root, scratch=scratch, stopped=stopped)
     if undo is not None:
-        show(output, perform(prepare(Undo(of="repair", undone=undo), run)))
+        show(output, perform(prepare(Revert(of="repair", undone=undo), run)))
         return
     prepared = prepare(Repair(**given), run)
     if apply:

@@ -22,7 +22,7 @@ from statekeeper.statestore.cli.common import (
 from statekeeper.statestore.cli.reports import TO_EXECUTE, show, tell_way_back
 from statekeeper.statestore.cli.verb_options import undo_option, verb_options
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
-from statekeeper.statestore.maintenance.verbs.rewind import Rewind, Undo
+from statekeeper.statestore.maintenance.verbs.rewind import Revert, Rewind
 
 
 @click.command()
@@ -56,7 +56,7 @@ def rewind(
     if undo is not None:
         if apply or any(value is not None and value is not False and value != () for value in given.values()):
             raise click.UsageError("with --undo, give no other option than --confirm-stopped")
-        show(output, perform(prepare(Undo(of="rewind", undone=undo), run)))
+        show(output, perform(prepare(Revert(of="rewind", undone=undo), run)))
         return
     if (given["batch"] is None) == (given["time"] is None):
         raise click.UsageError("give one of --to-batch, --to or --undo")

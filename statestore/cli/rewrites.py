@@ -29,11 +29,11 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.reports import TO_EXECUTE, print_report
 from statekeeper.statestore.cli.verb_options import Command, verb_options
-from statekeeper.statestore.maintenance.rewrites.engine import Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Progress, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
-from statekeeper.statestore.maintenance.verbs.rewrite import Abort, OfStoppedQuery, Undo
+from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, Revert, Rollback
 
-_ITEMS = {SwitchPhase.VERIFIED: "rows verified", SwitchPhase.READ: "rows read", SwitchPhase.SNAPSHOTS: "stores"}
+_ITEMS = {RewritePhase.VERIFIED: "rows verified", RewritePhase.READ: "rows read", RewritePhase.SNAPSHOTS: "stores"}
 """What a progress bar counts in a phase."""
 
 
@@ -116,7 +116,7 @@ def run_rewrite(root: Opened, verb: Verb[Any, Progress, Any] | None, kind: Rewri
         memory_bytes=execution.memory_bytes,
     )
     if verb is None:
-        reversal = Abort(kind) if execution.undo is None else Undo(kind, execution.undo)
+        reversal = Rollback(kind) if execution.undo is None else Revert(kind, execution.undo)
         done = perform(prepare(reversal, run), tell)
     else:
         done = prepare(verb, run)

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from statekeeper.statestore.base.clock import Clock, Ids, RandomIds
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteJournal, RewriteKind
 from statekeeper.statestore.maintenance.records.history import recorded as recorded
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
 from statekeeper.statestore.maintenance.rewrites.engine import Machine, ProgressCallback
@@ -23,7 +23,7 @@ from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Run, e
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.repair import Repair
 from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention, Retention
-from statekeeper.statestore.maintenance.verbs.rewind import Undo
+from statekeeper.statestore.maintenance.verbs.rewind import Revert
 from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshot
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 from statekeeper.statestore.storage import Storage, open_storage
@@ -81,7 +81,7 @@ def rewrite(
 
 def abort(
     storage: Storage,
-    journal: OpenJournal,
+    journal: RewriteJournal,
     progress: ProgressCallback,
     *,
     run: str,
@@ -90,7 +90,7 @@ def abort(
     sink: Storage | None = None,
 ) -> Begun:
     how = a_run(storage, holder, clock, id=run, open_other=lambda url: sink or open_storage(url))
-    return execute(rewrites.Abort(journal.begun.rewrite), how, journal, progress)
+    return execute(rewrites.Rollback(journal.begun.rewrite), how, journal, progress)
 
 
 def undo_rewrite(
@@ -103,7 +103,7 @@ def undo_rewrite(
     holder: str,
     clock: Clock,
 ) -> Begun:
-    return execute(rewrites.Undo(kind, undone), a_run(storage, holder, clock, id=run), undone, progress)
+    return execute(rewrites.Revert(kind, undone), a_run(storage, holder, clock, id=run), undone, progress)
 
 
 def repair(storage: Storage, planned: RepairPlan, *, run: str, holder: str, clock: Clock) -> list[RepairAction]:
@@ -121,7 +121,7 @@ def undo_repair(
     clock: Clock,
     verb: Literal["repair", "rewind"] = "repair",
 ) -> list[str]:
-    return execute(Undo(of=verb, undone=undone), a_run(storage, holder, clock, id=run), undone)
+    return execute(Revert(of=verb, undone=undone), a_run(storage, holder, clock, id=run), undone)
 
 
 def delete(

@@ -42,7 +42,7 @@ from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
 from statekeeper.statestore.maintenance.verbs.repair import Repair
 from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention, Retention
-from statekeeper.statestore.maintenance.verbs.rewind import Rewind, Undo
+from statekeeper.statestore.maintenance.verbs.rewind import Revert, Rewind
 from statekeeper.statestore.maintenance.verbs.savepoint import (
     Remove,
     SaveFiles,
@@ -250,7 +250,7 @@ class rewrite:
         stopped: bool,
     ) -> Begun:
         return made(
-            perform(prepare(rewrites.Abort(kind), a_run(storage, policies, by, id=run, stopped=stopped)), progress)
+            perform(prepare(rewrites.Rollback(kind), a_run(storage, policies, by, id=run, stopped=stopped)), progress)
         )
 
     @staticmethod
@@ -265,7 +265,7 @@ class rewrite:
         run: str,
         stopped: bool,
     ) -> Begun:
-        verb = rewrites.Undo(kind, undone)
+        verb = rewrites.Revert(kind, undone)
         return made(perform(prepare(verb, a_run(storage, policies, by, id=run, stopped=stopped)), progress))
 
 
@@ -344,7 +344,7 @@ class repair:
         open_sink: Callable[[str], Storage] = open_storage,
     ) -> list[str]:
         how = a_run(storage, policies, by, id=run, stopped=stopped, open_other=open_sink)
-        return made(perform(prepare(Undo(of=of, undone=undone), how)))
+        return made(perform(prepare(Revert(of=of, undone=undone), how)))
 
 
 class rewind:

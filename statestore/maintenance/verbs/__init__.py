@@ -13,7 +13,7 @@ The refusals of a plan have this order. A verb that states nothing else has all 
     the mode allows it              a configured mode must be `full`. `gc` needs `full` as a default, too; `snapshot` and
                                     `unpack` need a mode other than `observe`; copies need none, because they write
                                     nothing into their source in mode `observe`
-    no rewrite is half done         but a rewrite completes one of its own kind, and `Abort` reverses it
+    no rewrite is half done         but a rewrite completes one of its own kind, and `Rollback` reverses it
     the plan does not refuse itself the plan of a rewrite contains the audit. `gc` refuses while the audit reports lost or
                                     wrong state
     no other maintainer works on it copies: it does not delete files of the source, and does not work on the destination.

@@ -25,7 +25,7 @@ from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery
 @dataclass(frozen=True, kw_only=True)
 class Edit(OfStoppedQuery[EditPlan]):
     """Delete or correct rows of the state, or complete an interrupted edit. `for_spark`: the release that continues, if
-    the checkpoint does not show it. `Undo` of the run reverses it."""
+    the checkpoint does not show it. `Revert` of the run reverses it."""
 
     name = "edit"
     noun = "an edit"

@@ -22,7 +22,7 @@ from statekeeper.statestore.maintenance.verbs.report import Report, Table, as_ob
 
 @dataclass(frozen=True, kw_only=True)
 class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
-    """Rewrite files, or move them into quarantine, so that the query can start. `Undo` of the run reverses it.
+    """Rewrite files, or move them into quarantine, so that the query can start. `Revert` of the run reverses it.
 
     `deep` restores the snapshots on local disk.
     """

@@ -59,8 +59,8 @@ class PlannedRewind:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
-    """Roll a stopped query back to `batch`, or to the newest batch that was committed at `time`. `Undo` of the run reverses
-    it.
+    """Roll a stopped query back to `batch`, or to the newest batch that was committed at `time`. `Revert` of the run
+    reverses it.
 
     `has_no_file_sink`: the query has no file sink of Spark, although the checkpoint indicates one.
     """
@@ -284,7 +284,7 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undo(Verb[str, str, list[str]]):
+class Revert(Verb[str, str, list[str]]):
     """Restore all files that the repair or rewind `undone`, the id of its run, moved into quarantine.
 
     Its steps are the paths of the restored files.

@@ -1,7 +1,7 @@
 """Plans, executes and reverses the rewrites of the state of a stopped query.
 
-`Rewrite` is a rescale, a conversion, a load or a schema evolution, as its goal states. `Abort` reverses an interrupted
-rewrite of any kind, also a switchover or an edit; `Undo` reverses a completed edit, load or schema evolution.
+`Rewrite` is a rescale, a conversion, a load or a schema evolution, as its goal states. `Rollback` reverses an interrupted
+rewrite of any kind, also a switchover or an edit; `Revert` reverses a completed edit, load or schema evolution.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
@@ -98,7 +98,7 @@ class OfStoppedQuery(CompletesRewrites[P, Progress, Begun]):
         return () if plan.half_done is None else (line,)
 
     def run_id(self, prepared: Prepared[P, Progress, Begun]) -> str:
-        """Return the run that `Undo` reverses: that of the journal, if the execution completed one."""
+        """Return the run that `Revert` reverses: that of the journal, if the execution completed one."""
         half_done = prepared.plan.half_done
         return prepared.run.id if half_done is None else half_done.begun.run
 
@@ -155,7 +155,7 @@ class Rewrite(OfStoppedQuery[RewritePlan]):
         """Report the groups of stores before and after.
 
         `title`: the end of the title; `after`: lines about the time afterwards; `done`: those about the executed plan;
-        `is_there`: that the goal is reached; `with_run`: `Undo` reverses the run.
+        `is_there`: that the goal is reached; `with_run`: `Revert` reverses the run.
         """
         plan, sink = prepared.plan, prepared.plan.file_sink
         made: Json = {"rewritten": True, **({"run": self.run_id(prepared)} if with_run else {})}
@@ -309,7 +309,7 @@ class Convert(Rewrite):
 
 @dataclass(frozen=True, kw_only=True)
 class Load(Rewrite):
-    """Replace the state by the rows of a savepoint. `Undo` of the run reverses it."""
+    """Replace the state by the rows of a savepoint. `Revert` of the run reverses it."""
 
     name = "load"
     noun = "a load"
@@ -377,7 +377,7 @@ class Load(Rewrite):
 
 @dataclass(frozen=True, kw_only=True)
 class Evolve(Rewrite):
-    """Change the value columns of a state root, as a schema file states. `Undo` of the run reverses it."""
+    """Change the value columns of a state root, as a schema file states. `Revert` of the run reverses it."""
 
     name = "evolve"
     noun = "a schema evolution"
@@ -470,7 +470,7 @@ def _of_file_sink(plan: RewritePlan) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
+class Rollback(CompletesRewrites[RewriteJournal, Progress, Begun]):
     """Reverse an interrupted rewrite of this kind."""
 
     kind: RewriteKind
@@ -479,7 +479,7 @@ class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
     def name(self) -> str:
         return self.kind.value
 
-    def plan(self, run: Run) -> OpenJournal:
+    def plan(self, run: Run) -> RewriteJournal:
         """Read the journal. Raises `RefusedAsUnsafe` if no rewrite is half done, `HalfSwitched` if one of another kind."""
         journal = rewrite_journal.open_journal(run.storage)
         if journal is None:
@@ -493,17 +493,17 @@ class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
             rewrite_journal.require_none(run.storage)
         return journal
 
-    def plan_again(self, run: Run, first: OpenJournal) -> OpenJournal:
+    def plan_again(self, run: Run, first: RewriteJournal) -> RewriteJournal:
         return first
 
-    def is_confirmed(self, run: Run, plan: OpenJournal) -> bool:
+    def is_confirmed(self, run: Run, plan: RewriteJournal) -> bool:
         is_own = self.kind is RewriteKind.SWITCH and origin_of(run.storage) is Origin.OWN
         return run.stopped or is_own
 
-    def record(self, plan: OpenJournal) -> list[Json]:
+    def record(self, plan: RewriteJournal) -> list[Json]:
         return [{"abort": plan.begun.number}]
 
-    def execute(self, run: Run, plan: OpenJournal, work: Work[Progress]) -> Begun:
+    def execute(self, run: Run, plan: RewriteJournal, work: Work[Progress]) -> Begun:
         """Raises as `engine.rollback`; `RefusedAsUnsafe` if the rewrite has ended."""
         begun = plan.begun
         # Race: another maintainer completes it while this run waits for quiet; the journal read before is old.
@@ -520,12 +520,12 @@ class Abort(CompletesRewrites[OpenJournal, Progress, Begun]):
         work.done.append({"aborted": begun.number})
         return begun
 
-    def report(self, prepared: Prepared[OpenJournal, Progress, Begun]) -> Report:
+    def report(self, prepared: Prepared[RewriteJournal, Progress, Begun]) -> Report:
         return _reversed(prepared.plan.begun, "aborted")
 
 
 @dataclass(frozen=True)
-class Undo(Verb[str, Progress, Begun]):
+class Revert(Verb[str, Progress, Begun]):
     """Reverse the completed edit, load or schema evolution of the run `undone`. If this is interrupted, the rewrite is half
     done again."""
 

@@ -175,21 +175,21 @@ CASES: dict[str, Case] = {
     ),
     "abort": reversal(
         base=HALF_RESCALED,
-        verb=lambda world: rewrite.Abort(RewriteKind.RESCALE),
+        verb=lambda world: rewrite.Rollback(RewriteKind.RESCALE),
         command=lambda world: ["rescale", "flights", "--abort"],
         launch=by_hand("rescale", do="ABORT"),
         blocked_by=REVERSAL,
     ),
     "abort of a switchover": reversal(
         base=HALF_SWITCHED,
-        verb=lambda world: rewrite.Abort(RewriteKind.SWITCH),
+        verb=lambda world: rewrite.Rollback(RewriteKind.SWITCH),
         command=lambda world: ["switch", "flights", "--abort"],
         launch=by_hand("switch", do="ABORT"),
         blocked_by=REVERSAL,
     ),
     "undo": reversal(
         base="edited",
-        verb=lambda world: rewrite.Undo(RewriteKind.EDIT, world.ended("edited")),
+        verb=lambda world: rewrite.Revert(RewriteKind.EDIT, world.ended("edited")),
         command=lambda world: ["edit", "flights", "--undo", world.ended("edited")],
         launch=("edit_checkpoint", "edit", lambda world: {"do": "UNDO", "undo_run": world.ended("edited")}),
         blocked_by=WRITES,
@@ -208,7 +208,7 @@ CASES: dict[str, Case] = {
     ),
     "undo of a rewind": reversal(
         base="rewound",
-        verb=lambda world: rewind.Undo(of="rewind", undone=world.ended("rewound")),
+        verb=lambda world: rewind.Revert(of="rewind", undone=world.ended("rewound")),
         command=lambda world: ["rewind", "flights", "--undo", world.ended("rewound")],
         blocked_by=WRITES,
     ),
@@ -340,7 +340,7 @@ def test_each_verb_and_each_launch_is_compared(world: World) -> None:
     compared = {type(case.verb(world)) for name, case in CASES.items() if name not in ("undo", "undo of a rewind")}
     concrete = {kind for kind in _below(contract.Verb) if not inspect.isabstract(kind)}
     of_product = {kind for kind in concrete if kind.__module__.startswith(package.__name__)}
-    assert of_product == {*compared, rewrite.Undo, rewind.Undo}
+    assert of_product == {*compared, rewrite.Revert, rewind.Revert}
     launched = {case.launch[1] for case in CASES.values() if case.launch}
     executable = {
         key.to_user_string()

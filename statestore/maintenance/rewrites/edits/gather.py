@@ -53,7 +53,7 @@ def gather(
     return EditFacts(stopped=stopped, contents=contents, selection=selection, changes=tuple(changes))
 
 
-def _stores_of(stopped: engine.SwitchoverFacts, edit: Edit, selection: Selection) -> list[StorePath]:
+def _stores_of(stopped: engine.StoppedQuery, edit: Edit, selection: Selection) -> list[StorePath]:
     """Return the stores that may have changed rows. Rows to insert are in the partitions of their keys."""
     of_operator = [one.store for one in stopped.stores if one.store.operator == edit.operator]
     return of_operator if selection.wanted else [store for store in of_operator if store in selection.upserts]

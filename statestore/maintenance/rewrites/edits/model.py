@@ -14,7 +14,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.edits.changes import StoreChanges
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.selection import Selection
-from statekeeper.statestore.maintenance.rewrites.engine.model import Plan, StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import Plan, StoppedQuery, StoreStep
 
 SHOWN_ROWS = 20
 """The changed rows that a plan shows."""
@@ -24,7 +24,7 @@ SHOWN_ROWS = 20
 class EditFacts:
     """The facts about a checkpoint whose state is to be edited. Without a selection, a refusal came first."""
 
-    stopped: SwitchoverFacts
+    stopped: StoppedQuery
     refusals: tuple[str, ...] = ()
     contents: Contents | None = None
     selection: Selection | None = None

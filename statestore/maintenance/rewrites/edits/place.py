@@ -1,4 +1,4 @@
-"""Puts the snapshots of an edit in place of the head, and takes them back, in structure V1.
+"""Puts the snapshots of an edit in place of the head, and restores the head, in structure V1.
 
 Spark's V1 provider finds a version by its number, so several files must be replaced. Until the last one is replaced, no
 query may start. The new snapshots prevent it: at first they have a name with an id, at which Spark's V1 load fails.
@@ -19,7 +19,12 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Begun
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine.commit import again, move_to_quarantine, put_back, quarantined
+from statekeeper.statestore.maintenance.rewrites.engine.commit import (
+    again,
+    move_to_quarantine,
+    quarantined,
+    restore_quarantined,
+)
 from statekeeper.statestore.maintenance.rewrites.engine.commit import has_gone_on as has_gone_on_in_v2
 from statekeeper.statestore.storage import Storage, read_or_none
 
@@ -55,7 +60,7 @@ def put_in_place(storage: Storage, begun: Begun, away: tuple[str, ...], still_he
         _replace_head(storage, begun, store)
 
 
-def take_back(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
+def restore_heads(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
     """Restore the head of each changed store. Idempotent. The guards stay, and the files of attempts at the next batch are
     in quarantine. Raises `StorageError`."""
     restore_guards(storage, begun, still_held)
@@ -67,12 +72,13 @@ def take_back(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
         new, present = read_or_none(storage, guard_path(begun, store)), read_or_none(storage, path)
         if present is not None and present == new:
             storage.delete([path])
-    put_back(storage, begun.run, _quarantined(storage, begun, _old_files), still_held)
+    restore_quarantined(storage, begun.run, _quarantined(storage, begun, _old_files), still_held)
 
 
 def restore_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None:
     """Move the guards back from quarantine: a completed edit is reversed."""
-    put_back(storage, begun.run, _quarantined(storage, begun, lambda one, store: (guard_path(one, store),)), still_held)
+    guards = _quarantined(storage, begun, lambda one, store: (guard_path(one, store),))
+    restore_quarantined(storage, begun.run, guards, still_held)
 
 
 def remove_guards(storage: Storage, begun: Begun, still_held: StillHeld) -> None:

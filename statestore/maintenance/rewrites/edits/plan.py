@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal, RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.edits.goal import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.model import EditFacts, EditPlan, StoreEdit
 from statekeeper.statestore.maintenance.rewrites.edits.place import strays
-from statekeeper.statestore.maintenance.rewrites.engine.model import StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.plan import (
     local_bytes,
     of_audit,
@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.plan import (
 )
 
 
-def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers: int) -> Iterator[str]:
+def refusals(stopped: StoppedQuery, edit: Edit, spark: Spark | None, workers: int) -> Iterator[str]:
     """Yield the reasons why the state of this checkpoint cannot be edited."""
     if stopped.batch is None:
         yield "no batch is committed yet: there is no state to edit"
@@ -52,12 +52,12 @@ def refusals(stopped: SwitchoverFacts, edit: Edit, spark: Spark | None, workers:
     yield from of_disk(stopped, local_bytes(steps_of(stopped, edit), workers), grows_with_workers=True)
 
 
-def steps_of(stopped: SwitchoverFacts, edit: Edit) -> list[StoreStep]:
+def steps_of(stopped: StoppedQuery, edit: Edit) -> list[StoreStep]:
     """Return the steps for all stores of the operator whose head can be loaded."""
     return [step_of(one) for one in stopped.stores if one.load is not None and one.store.operator == edit.operator]
 
 
-def _of_half_done(half_done: OpenJournal, batch: int, edit: Edit) -> Iterator[str]:
+def _of_half_done(half_done: RewriteJournal, batch: int, edit: Edit) -> Iterator[str]:
     begun = half_done.begun
     if begun.rewrite is not RewriteKind.EDIT or begun.rows != edit.digest:
         yield of_other(begun)
@@ -68,7 +68,7 @@ def _of_half_done(half_done: OpenJournal, batch: int, edit: Edit) -> Iterator[st
         )
 
 
-def _of_logs(stopped: SwitchoverFacts, batch: int) -> Iterator[str]:
+def _of_logs(stopped: StoppedQuery, batch: int) -> Iterator[str]:
     if stopped.structure is Structure.V2 and not stopped.is_plain_commit:
         yield f"{names.commits(batch)} has unknown fields, which the edit would lose: upgrade Statekeeper"
     yield from of_begun(stopped, batch)
@@ -119,7 +119,7 @@ def plan(facts: EditFacts, edit: Edit, spark: Spark | None = None, *, workers: i
     )
 
 
-def _strays(stopped: SwitchoverFacts) -> tuple[str, ...]:
+def _strays(stopped: StoppedQuery) -> tuple[str, ...]:
     if stopped.files is None or stopped.batch is None:
         return ()
     return strays(stopped.files, {one.store for one in stopped.stores}, stopped.batch + 1)

@@ -33,7 +33,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     restore_commit,
     rewrite_commit,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build, largest_first, make_each
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
@@ -81,7 +81,7 @@ class EditSteps(RewriteSteps[EditPlan]):
 
         make_each(work, list(steps), make, workers=machine.workers)
 
-    def commit(self, work: Rewriting, planned: EditPlan, machine: Machine) -> SwitchPhase:
+    def commit(self, work: Rewriting, planned: EditPlan, machine: Machine) -> RewritePhase:
         """Of an own root, require before that no job has attempted the next batch."""
         storage, begun = work.storage, work.begun
         if not work.is_cleared:
@@ -93,12 +93,12 @@ class EditSteps(RewriteSteps[EditPlan]):
         if begun.to is Structure.V1:
             if not place.has_gone_on(storage, begun):
                 place.put_in_place(storage, begun, planned.strays, work.still_held)
-            return SwitchPhase.COMMIT
+            return RewritePhase.COMMIT
         is_own = planned.origin is Origin.OWN
         if is_own and not place.has_gone_on(storage, begun) and not is_rewritten(storage, begun):
             require_no_attempt(storage, begun.batch + 1, "the checkpoint keeps its old state")
         rewrite_commit(storage, begun, planned.begun)
-        return SwitchPhase.COMMIT
+        return RewritePhase.COMMIT
 
     def clean_up(self, work: Rewriting, planned: EditPlan) -> None:
         if work.begun.to is Structure.V1:
@@ -118,7 +118,7 @@ class EditSteps(RewriteSteps[EditPlan]):
         if work.begun.to is Structure.V2:
             restore_commit(work.storage, work.begun)
         elif work.is_cleared:
-            place.take_back(work.storage, work.begun, work.still_held)
+            place.restore_heads(work.storage, work.begun, work.still_held)
 
     def problems_of_former(self, storage: Storage, begun: Begun) -> Iterator[tuple[StorePath, str]]:
         """In structure V1, also look at the files in quarantine."""

@@ -1,7 +1,7 @@
 """The engine of all rewrites of a stopped query: one lifecycle, one journal, one way back.
 
-    gather(storage)  ->  SwitchoverFacts  ->  the plan of a kind of rewrite  ->  execute(steps, storage, plan)
-    open_journal(storage)  ->  OpenJournal  ->  rollback(steps, storage, open_journal)
+    gather(storage)  ->  StoppedQuery  ->  the plan of a kind of rewrite  ->  execute(steps, storage, plan)
+    open_journal(storage)  ->  RewriteJournal  ->  rollback(steps, storage, open_journal)
 
 It knows no kind of rewrite: `RewriteSteps` has what differs, and `kinds` has the steps of each kind.
 """
@@ -13,11 +13,11 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import (
     Plan,
     Progress,
     ProgressCallback,
+    RewritePhase,
     Source,
+    StoppedQuery,
+    StoppedStore,
     StoreStep,
-    StoreSwitchFacts,
-    SwitchoverFacts,
-    SwitchPhase,
 )
 from statekeeper.statestore.maintenance.rewrites.engine.revert import revert, rollback
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
@@ -27,13 +27,13 @@ __all__ = [
     "Plan",
     "Progress",
     "ProgressCallback",
+    "RewritePhase",
     "RewriteSteps",
     "Rewriting",
     "Source",
+    "StoppedQuery",
+    "StoppedStore",
     "StoreStep",
-    "StoreSwitchFacts",
-    "SwitchPhase",
-    "SwitchoverFacts",
     "execute",
     "gather",
     "revert",

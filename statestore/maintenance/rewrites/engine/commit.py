@@ -192,7 +192,7 @@ def move_to_quarantine(storage: Storage, run: str, path: str) -> None:
     require_deleted(storage, path, body)
 
 
-def put_back(storage: Storage, run: str, paths: Iterable[str], still_held: Callable[[], None]) -> None:
+def restore_quarantined(storage: Storage, run: str, paths: Iterable[str], still_held: Callable[[], None]) -> None:
     """Move files from the quarantine of the run back to their paths.
 
     A file that the query wrote again is kept; then the quarantined sidecar is not restored, because it is the checksum of

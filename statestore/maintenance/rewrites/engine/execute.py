@@ -13,9 +13,9 @@ from collections.abc import Callable
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint import rewrite_journal as journal
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Plan, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Plan, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.engine.steps import P, RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind
@@ -56,11 +56,11 @@ def execute(
     if opened is None:
         steps.verify(storage, planned, machine, progress)
         number = journal.next_number(storage)
-        opened = OpenJournal(steps.begin(storage, planned, number=number, run=run, ids=machine.ids), {})
+        opened = RewriteJournal(steps.begin(storage, planned, number=number, run=run, ids=machine.ids), {})
     work = Rewriting.of(storage, opened, progress, still_held, open_sink)
     if planned.half_done is None:
         journal.begin(storage, work.begun)
-    work.tell(SwitchPhase.BEGUN)
+    work.tell(RewritePhase.BEGUN)
     steps.prepare(work, planned)
     try:
         steps.make_snapshots(work, planned, machine)
@@ -136,4 +136,4 @@ def _end(steps: RewriteSteps[P], work: Rewriting, policy: AuditPolicy | None) ->
             path=storage.url,
             hint=breaks[0].action,
         )
-    work.tell(SwitchPhase.ENDED)
+    work.tell(RewritePhase.ENDED)

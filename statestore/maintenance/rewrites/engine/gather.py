@@ -17,7 +17,7 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.state_conf import ROCKSDB, shuffle_partitions
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.untrusted import BAD_VALUES
-from statekeeper.statestore.maintenance.rewrites.engine.model import StoreSwitchFacts, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery, StoppedStore
 from statekeeper.statestore.maintenance.upkeep import audit, snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
 from statekeeper.statestore.root import attempts
@@ -31,7 +31,7 @@ def gather(
     scratch: Path,
     policy: AuditPolicy | None = None,
     supported: Collection[Provider] = ROCKSDB,
-) -> SwitchoverFacts:
+) -> StoppedQuery:
     """Gather the facts, with an audit unless a switchover is half done. `scratch`: the folder for local work; `supported`:
     the providers that the command supports.
 
@@ -41,12 +41,12 @@ def gather(
     half_done = journal.open_journal(storage)
     of_snapshots = snapshot.gather(storage, at_head=True, supported=supported)
     if of_snapshots.batch is None:
-        return SwitchoverFacts(origin=of_snapshots.origin, half_done=half_done)
+        return StoppedQuery(origin=of_snapshots.origin, half_done=half_done)
     batch = of_snapshots.batch
     order = catalog.heads_at(storage, batch).heads
     files = catalog.files(storage, provider=of_snapshots.conf.provider)
     by_store = {fact.store: fact for fact in of_snapshots.stores}
-    measured: dict[StorePath, StoreSwitchFacts] = {}
+    measured: dict[StorePath, StoppedStore] = {}
 
     def measure(store: StorePath) -> None:
         measured[store] = _measured(storage, by_store[store], files.of(store))
@@ -60,7 +60,7 @@ def gather(
     before = half_done.begun.to.other if half_done is not None and is_switched else log.structure
     structures = _structures_of_attempts(storage, batch + 1, before)
     others = tuple(path for path, structure in structures.items() if structure is not before)
-    return SwitchoverFacts(
+    return StoppedQuery(
         origin=of_snapshots.origin,
         batch=batch,
         structure=log.structure,
@@ -84,10 +84,10 @@ def gather(
     )
 
 
-def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoreSwitchFacts:
+def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalog.StoreFiles) -> StoppedStore:
     """Return the facts about one store, with the size of its base."""
     if fact.load is None or fact.load.base == EMPTY:
-        return StoreSwitchFacts(
+        return StoppedStore(
             store=fact.store,
             head=fact.head,
             load=fact.load,
@@ -99,7 +99,7 @@ def _measured(storage: Storage, fact: snapshot.StoreSnapshotFacts, files: catalo
     zip_bytes = files.snapshots[fact.load.base].size_bytes
     table_bytes = sum(table.size_bytes for table in base.metadata.tables) if base.metadata else 0
     problem = fact.problem or (None if base.damage is None else str(base.damage))
-    return StoreSwitchFacts(
+    return StoppedStore(
         store=fact.store,
         head=fact.head,
         load=fact.load,

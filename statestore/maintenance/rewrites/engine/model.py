@@ -13,7 +13,7 @@ from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.lineage import LoadPlan
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal, RewriteKind
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.format.structure import Structure
@@ -29,7 +29,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreSwitchFacts:
+class StoppedStore:
     """The facts about one store at the newest commit.
 
     `load`: how to load its head; None if it cannot be loaded, and `problem` states the reason; `base_bytes`: zip and tables
@@ -45,7 +45,7 @@ class StoreSwitchFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchoverFacts:
+class StoppedQuery:
     """The facts about a checkpoint. `batch` and `structure` are None before the first commit.
 
     stores           in the order of the commit log
@@ -64,7 +64,7 @@ class SwitchoverFacts:
     origin: Origin
     batch: int | None = None
     structure: Structure | None = None
-    stores: tuple[StoreSwitchFacts, ...] = ()
+    stores: tuple[StoppedStore, ...] = ()
     files: Mapping[StorePath, StoreFiles] | None = None
     commit: str = ""
     is_plain_commit: bool = True
@@ -77,7 +77,7 @@ class SwitchoverFacts:
     conf: StateConf = OURS
     may_be_of_4_0: bool = False
     audit: Audit | None = None
-    half_done: OpenJournal | None = None
+    half_done: RewriteJournal | None = None
     free_bytes: int = 0
     scratch: str = ""
     replay_bytes_per_second: float = 1.0
@@ -126,7 +126,7 @@ class Plan:
     header: str = "v1"
     refusals: tuple[str, ...] = ()
     is_there: bool = False
-    half_done: OpenJournal | None = None
+    half_done: RewriteJournal | None = None
     local_bytes: int = 0
     seconds: float = 0.0
 
@@ -136,7 +136,7 @@ class Plan:
         return self.batch is not None and self.begun > self.batch
 
 
-class SwitchPhase(Enum):
+class RewritePhase(Enum):
     """The steps of a rewrite. The value is shown after the step, the name is the stable code."""
 
     VERIFIED = "rows of the savepoint verified"
@@ -158,7 +158,7 @@ class Progress:
     `skipped_snapshots`: unusable bases of the store, with reasons.
     """
 
-    phase: SwitchPhase
+    phase: RewritePhase
     done: int = 0
     of: int = 0
     store: StorePath | None = None

@@ -13,9 +13,9 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine.model import (
     Source,
+    StoppedQuery,
+    StoppedStore,
     StoreStep,
-    StoreSwitchFacts,
-    SwitchoverFacts,
 )
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 
@@ -26,7 +26,7 @@ _TABLES_PER_BASE = 2
 """The fetched tables, and at most the same size again if they must be merged."""
 
 
-def step_of(one: StoreSwitchFacts, name: VersionId | None = None) -> StoreStep:
+def step_of(one: StoppedStore, name: VersionId | None = None) -> StoreStep:
     """Return the step for a store whose head can be loaded. `name`: see `StoreStep`."""
     assert one.load is not None
     return StoreStep(
@@ -55,7 +55,7 @@ def of_other(begun: Begun) -> str:
     return f"a {begun.described} is half done: to finish it, run: {begun.finishing}; to reverse it: {begun.reversing}"
 
 
-def of_begun(stopped: SwitchoverFacts, batch: int) -> Iterator[str]:
+def of_begun(stopped: StoppedQuery, batch: int) -> Iterator[str]:
     """Require the commits of all batches but the last one that has begun."""
     if stopped.begun > batch + 1:
         yield (
@@ -64,14 +64,14 @@ def of_begun(stopped: SwitchoverFacts, batch: int) -> Iterator[str]:
         )
 
 
-def of_stores(stopped: SwitchoverFacts) -> Iterator[str]:
+def of_stores(stopped: StoppedQuery) -> Iterator[str]:
     """Yield the stores whose head cannot be loaded."""
     for one in stopped.stores:
         if one.load is None or one.problem:
             yield f"{one.store}: {one.problem or 'the head cannot be loaded'}"
 
 
-def of_audit(stopped: SwitchoverFacts) -> Iterator[str]:
+def of_audit(stopped: StoppedQuery) -> Iterator[str]:
     """Yield the findings that make a rewrite unsafe."""
     if stopped.audit is None:
         return
@@ -83,7 +83,7 @@ def of_audit(stopped: SwitchoverFacts) -> Iterator[str]:
         )
 
 
-def of_release(stopped: SwitchoverFacts, structure: Structure | None, spark: Spark | None) -> Iterator[str]:
+def of_release(stopped: StoppedQuery, structure: Structure | None, spark: Spark | None) -> Iterator[str]:
     """Require a known release if it decides on the header of new snapshots."""
     is_unknown_spark = spark is None and stopped.may_be_of_4_0 and stopped.origin is Origin.NATIVE
     if structure is Structure.V2 and is_unknown_spark and stopped.half_done is None:
@@ -93,7 +93,7 @@ def of_release(stopped: SwitchoverFacts, structure: Structure | None, spark: Spa
         )
 
 
-def of_disk(stopped: SwitchoverFacts, needed: int, *, grows_with_workers: bool) -> Iterator[str]:
+def of_disk(stopped: StoppedQuery, needed: int, *, grows_with_workers: bool) -> Iterator[str]:
     """Require enough local disk."""
     if needed > stopped.free_bytes:
         yield (

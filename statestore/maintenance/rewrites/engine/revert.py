@@ -9,10 +9,10 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, OpenJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.rewrites.engine.commit import require_no_attempt
-from statekeeper.statestore.maintenance.rewrites.engine.model import ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import tables_of
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.storage import Storage
@@ -23,7 +23,7 @@ _STAYS = "nothing was changed"
 def rollback(
     steps: RewriteSteps[Any],
     storage: Storage,
-    opened: OpenJournal,
+    opened: RewriteJournal,
     progress: ProgressCallback,
     *,
     still_held: Callable[[], None],
@@ -78,7 +78,7 @@ def _reverse(steps: RewriteSteps[Any], work: Rewriting) -> None:
     journal.end(storage, begun, Ending.ABORTED)
     # A run that lost its lease without noticing may have published a snapshot since: see `make_each`.
     storage.delete(sorted(store.snapshot(one) for store, one in begun.built.items() if one.id is not None))
-    work.tell(SwitchPhase.TAKEN_BACK)
+    work.tell(RewritePhase.TAKEN_BACK)
 
 
 def _continued(begun: Begun, newest: int) -> RefusedAsUnsafe:
@@ -92,7 +92,7 @@ def _continued(begun: Begun, newest: int) -> RefusedAsUnsafe:
     )
 
 
-def _require_reversible(steps: RewriteSteps[Any], storage: Storage, run: str, kind: RewriteKind) -> OpenJournal:
+def _require_reversible(steps: RewriteSteps[Any], storage: Storage, run: str, kind: RewriteKind) -> RewriteJournal:
     """Return the journal of a completed rewrite that can be reversed: it is the newest rewrite, the query has not used its
     state since, and the versions before it can be loaded.
 
@@ -120,7 +120,7 @@ def _require_reversible(steps: RewriteSteps[Any], storage: Storage, run: str, ki
     return newest
 
 
-def _journal_of(storage: Storage, run: str, kind: RewriteKind) -> OpenJournal:
+def _journal_of(storage: Storage, run: str, kind: RewriteKind) -> RewriteJournal:
     """Return the journal of this run. Raises `RefusedAsUnsafe` if it is not the newest rewrite, is of another kind, or is
     reversed already; `CorruptFile`, `StorageError`."""
     newest = journal.newest_journal(storage)

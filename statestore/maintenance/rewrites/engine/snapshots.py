@@ -12,7 +12,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, Mad
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.rewrites.engine.commit import rolled_back
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, StoreStep, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, RewritePhase, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.snapshot import Change, SnapshotReason, TakeSnapshot
@@ -48,7 +48,7 @@ def make_each(
         journal.note_made(storage, begun, store, one)
         work.made[store] = one
         done, of = len(work.made), len(begun.built)
-        work.progress(Progress(phase=SwitchPhase.SNAPSHOTS, done=done, of=of, store=store, skipped_snapshots=skipped))
+        work.progress(Progress(phase=RewritePhase.SNAPSHOTS, done=done, of=of, store=store, skipped_snapshots=skipped))
 
     if stores:
         in_pool(made, stores, ended, workers=max(1, min(workers, len(stores))), interrupt=interrupt)

@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made, OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made, RewriteJournal
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.rewrites.engine.commit import former_heads
 from statekeeper.statestore.maintenance.rewrites.engine.model import (
@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import (
     Plan,
     Progress,
     ProgressCallback,
-    SwitchPhase,
+    RewritePhase,
 )
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Storage
@@ -50,7 +50,7 @@ class Rewriting:
     def of(
         cls,
         storage: Storage,
-        opened: OpenJournal,
+        opened: RewriteJournal,
         progress: ProgressCallback,
         still_held: Callable[[], None],
         open_sink: Callable[[str], Storage],
@@ -67,7 +67,7 @@ class Rewriting:
             sink=None if entry is None else open_sink(entry.url),
         )
 
-    def tell(self, phase: SwitchPhase, done: int = 0, of: int = 0) -> None:
+    def tell(self, phase: RewritePhase, done: int = 0, of: int = 0) -> None:
         """Report a step."""
         self.progress(Progress(phase=phase, done=done, of=of))
 
@@ -96,7 +96,7 @@ class RewriteSteps(ABC, Generic[P]):
         """Make the missing snapshots of `begun.built`, with `snapshots.make_each`."""
 
     @abstractmethod
-    def commit(self, work: Rewriting, planned: P, machine: Machine) -> SwitchPhase:
+    def commit(self, work: Rewriting, planned: P, machine: Machine) -> RewritePhase:
         """Make the new state that of the query, once, unless the query has continued with it. Return the phase."""
 
     @abstractmethod

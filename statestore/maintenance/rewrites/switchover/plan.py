@@ -12,7 +12,7 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine.model import StoreStep, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.plan import (
     local_bytes,
     of_audit,
@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.plan import (
 from statekeeper.statestore.maintenance.rewrites.switchover.model import SwitchPlan
 
 
-def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
+def plan(gathered: StoppedQuery, to: Structure, spark: Spark | None = None, *, workers: int = WORKERS) -> SwitchPlan:
     """Plan a switchover to the structure `to`. `spark`: the release that continues, if known. Pure."""
     half_done = gathered.half_done
     header = _header(gathered, to, spark)
@@ -67,12 +67,12 @@ def plan(gathered: SwitchoverFacts, to: Structure, spark: Spark | None = None, *
     )
 
 
-def _header(gathered: SwitchoverFacts, to: Structure, spark: Spark | None) -> str:
+def _header(gathered: StoppedQuery, to: Structure, spark: Spark | None) -> str:
     return spark.header if spark is not None and to is Structure.V2 and gathered.origin is Origin.NATIVE else "v1"
 
 
 def _refusals(
-    gathered: SwitchoverFacts, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
+    gathered: StoppedQuery, to: Structure, spark: Spark | None, steps: tuple[StoreStep, ...], workers: int
 ) -> Iterator[str]:
     if gathered.batch is None:
         yield "no batch is committed yet: nothing to switch; start the query with the settings of the new structure"
@@ -116,7 +116,7 @@ def _refusals(
     yield from of_disk(gathered, local_bytes(steps, workers), grows_with_workers=True)
 
 
-def _of_logs(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
+def _of_logs(gathered: StoppedQuery, to: Structure) -> Iterator[str]:
     assert gathered.batch is not None
     if not gathered.is_plain_commit:
         yield f"{names.commits(gathered.batch)} has unknown fields, which a switchover would lose: upgrade Statekeeper"
@@ -138,14 +138,14 @@ def _of_logs(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
         )
 
 
-def _lone_operators(gathered: SwitchoverFacts) -> list[int]:
+def _lone_operators(gathered: StoppedQuery) -> list[int]:
     """Return the operators with fewer partitions than the query: limits, and aggregations over all rows. Spark 4.0 asserts
     that the commit has the same number for each operator."""
     counts = Counter(operator for operator, _ in {(one.store.operator, one.store.partition) for one in gathered.stores})
     return [operator for operator, count in counts.items() if count != (gathered.partitions or count)]
 
 
-def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
+def _strays(gathered: StoppedQuery, to: Structure) -> Iterator[str]:
     """Yield structure V1 files at or after the head that a query would load after the switchover or after the switch back.
     They belong to a batch that did not complete, for example after a change of the conf alone."""
     for one in gathered.stores:
@@ -163,13 +163,13 @@ def _strays(gathered: SwitchoverFacts, to: Structure) -> Iterator[str]:
         yield from _with_sidecars(gathered, one.store, paths)
 
 
-def _snapshots_with_ids(gathered: SwitchoverFacts) -> Iterator[str]:
+def _snapshots_with_ids(gathered: StoppedQuery) -> Iterator[str]:
     """Yield the snapshots with ids. In structure V1, Spark loads no store whose folder has such a snapshot."""
     for store, files in (gathered.files or {}).items():
         yield from _with_sidecars(gathered, store, [store.snapshot(v) for v in files.snapshots if v.id is not None])
 
 
-def _with_sidecars(gathered: SwitchoverFacts, store: StorePath, paths: list[str]) -> Iterator[str]:
+def _with_sidecars(gathered: StoppedQuery, store: StorePath, paths: list[str]) -> Iterator[str]:
     assert gathered.files is not None
     there = {entry.path for entry in gathered.files[store].others}
     for path in paths:
@@ -178,7 +178,7 @@ def _with_sidecars(gathered: SwitchoverFacts, store: StorePath, paths: list[str]
             yield names.sidecar(path)
 
 
-def _staying(gathered: SwitchoverFacts, to: Structure) -> tuple[int, int]:
+def _staying(gathered: StoppedQuery, to: Structure) -> tuple[int, int]:
     """Return the number and bytes of the files of the old structure that are kept, without tables: both structures use
     them."""
     stay = [

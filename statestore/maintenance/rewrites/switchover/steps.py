@@ -25,12 +25,12 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     has_gone_on,
     is_rewritten,
     move_to_quarantine,
-    put_back,
     quarantined,
     restore_commit,
+    restore_quarantined,
     rewrite_commit,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Source, StoreStep, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase, Source, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build, largest_first, make_each
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.rewrites.switchover.model import SwitchPlan
@@ -65,7 +65,7 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
         if not work.is_cleared:
             journal.note_cleared(work.storage, work.begun)
             work.is_cleared = True
-        work.tell(SwitchPhase.CLEARED, done=len(planned.first), of=len(planned.first))
+        work.tell(RewritePhase.CLEARED, done=len(planned.first), of=len(planned.first))
 
     def make_snapshots(self, work: Rewriting, planned: SwitchPlan, machine: Machine) -> None:
         steps = largest_first(planned.stores)
@@ -80,16 +80,16 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
 
         make_each(work, list(steps), make, workers=machine.workers)
 
-    def commit(self, work: Rewriting, planned: SwitchPlan, machine: Machine) -> SwitchPhase:
+    def commit(self, work: Rewriting, planned: SwitchPlan, machine: Machine) -> RewritePhase:
         rewrite_commit(work.storage, work.begun, planned.begun)
-        return SwitchPhase.COMMIT
+        return RewritePhase.COMMIT
 
     def clean_up(self, work: Rewriting, planned: SwitchPlan) -> None:
         """Quarantine the snapshots of the old structure with ids, beside which structure V1 does not start."""
         for number, path in enumerate(planned.last, 1):
             work.still_held()
             move_to_quarantine(work.storage, work.begun.run, path)
-            work.tell(SwitchPhase.MOVED, done=number, of=len(planned.last))
+            work.tell(RewritePhase.MOVED, done=number, of=len(planned.last))
 
     def is_committed(self, storage: Storage, begun: Begun) -> bool:
         return is_rewritten(storage, begun)
@@ -99,7 +99,7 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
 
     def restore(self, work: Rewriting) -> None:
         """If the query continued in the old structure, its new batches are kept."""
-        put_back(work.storage, work.begun.run, self._quarantined(work, of_names=False), work.still_held)
+        restore_quarantined(work.storage, work.begun.run, self._quarantined(work, of_names=False), work.still_held)
         work.still_held()
         restore_commit(work.storage, work.begun)
 
@@ -109,7 +109,7 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
 
     def clean_up_restored(self, work: Rewriting) -> None:
         """Move the files back that had the names of the new snapshots."""
-        put_back(work.storage, work.begun.run, self._quarantined(work, of_names=True), work.still_held)
+        restore_quarantined(work.storage, work.begun.run, self._quarantined(work, of_names=True), work.still_held)
         work.still_held()
 
     def _quarantined(self, work: Rewriting, *, of_names: bool) -> set[str]:

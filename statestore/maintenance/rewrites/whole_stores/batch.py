@@ -49,7 +49,7 @@ def is_appended(storage: Storage, begun: Begun) -> bool:
     return offsets in (None, _offsets(newest, begun), _offsets_of_former_releases(newest, begun))
 
 
-def withdraw(storage: Storage, begun: Begun) -> None:
+def remove(storage: Storage, begun: Begun) -> None:
     """Delete both logs. The query has not continued with them."""
     # The offsets first: with them alone, Spark would start the batch with the new number of partitions.
     storage.delete([names.offsets(begun.batch + 1)])

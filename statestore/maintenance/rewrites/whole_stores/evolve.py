@@ -13,7 +13,7 @@ from statekeeper.statestore.format import names, operators
 from statekeeper.statestore.format.names import DEFAULT_STORE, StorePath
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine.commit import is_rewritten, rewrite_commit
-from statekeeper.statestore.maintenance.rewrites.engine.model import SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery
 from statekeeper.statestore.maintenance.rewrites.evolution import Evolve, EvolvedRows, evolution_of, require_untimed
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import RewriteFacts, StoreGroup
 from statekeeper.statestore.root import binding
@@ -56,7 +56,7 @@ def evolved_groups(facts: RewriteFacts, evolved: Mapping[str, NewColumns]) -> It
             )
 
 
-def of_root(stopped: SwitchoverFacts) -> Iterator[str]:
+def of_root(stopped: StoppedQuery) -> Iterator[str]:
     """Yield why the columns of this checkpoint cannot be changed by this verb."""
     if stopped.batch is None:
         return
@@ -87,7 +87,7 @@ def rewrite(storage: Storage, begun: Begun) -> None:
     _describe(storage, begun, lambda change: change.after)
 
 
-def put_back(storage: Storage, begun: Begun) -> None:
+def restore(storage: Storage, begun: Begun) -> None:
     """Restore the former contents of the files."""
     assert begun.replaced is not None
     _describe(storage, begun, lambda change: change.before)

@@ -1,4 +1,4 @@
-"""Adds the batch that a rewrite appends to the log of Spark's file sink, and withdraws it.
+"""Adds the batch that a rewrite appends to the log of Spark's file sink, and removes it.
 
 Spark calls the sink for each batch that it runs. It never runs the appended batch, so the log of a file sink would lack it,
 and the sink and every reader of the output would fail. The entry is written after the batch: a query that found the entry
@@ -78,8 +78,8 @@ def write(sink: Storage, planned: FileSinkPlan, scratch: Path) -> None:
             ) from error
 
 
-def withdraw(sink: Storage, begun: Begun) -> None:
-    """Delete the entry of a rewrite whose batch is appended and is withdrawn next.
+def remove(sink: Storage, begun: Begun) -> None:
+    """Delete the entry of a rewrite whose batch is appended and is removed next.
 
     The log had no entry of this batch when the rewrite started, and Spark does not run a committed batch: so the entry is
     of the rewrite. Raises `RefusedAsUnsafe` if the log has a later batch.

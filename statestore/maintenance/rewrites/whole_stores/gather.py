@@ -9,7 +9,7 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.contents.rows import Contents, Layout, layout
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.key_groups import KeyGroups
@@ -19,7 +19,7 @@ from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.row_encodings import RowEncoding
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.maintenance.rewrites import engine
-from statekeeper.statestore.maintenance.rewrites.engine.model import SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery
 from statekeeper.statestore.maintenance.rewrites.whole_stores.batch import is_appended
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts, RewriteFacts, Rules
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
@@ -57,13 +57,13 @@ def gather(
     )
 
 
-def _contents(storage: Storage, stopped: SwitchoverFacts) -> Contents:
+def _contents(storage: Storage, stopped: StoppedQuery) -> Contents:
     assert stopped.batch is not None
     stores = {one.store: one.head for one in stopped.stores}
     return Contents(storage=storage, batch=stopped.batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
 
 
-def _filled(storage: Storage, stopped: SwitchoverFacts) -> str | None:
+def _filled(storage: Storage, stopped: StoppedQuery) -> str | None:
     """Return the first store that may have rows, by the snapshots and changelogs alone."""
     for one in stopped.stores:
         if one.load is None:
@@ -79,14 +79,14 @@ def _filled(storage: Storage, stopped: SwitchoverFacts) -> str | None:
     return None
 
 
-def _of_appended(storage: Storage, half_done: OpenJournal) -> RewriteFacts:
+def _of_appended(storage: Storage, half_done: RewriteJournal) -> RewriteFacts:
     batch = half_done.begun.batch
-    stopped = SwitchoverFacts(origin=Origin.NATIVE, batch=batch + 1, half_done=half_done)
+    stopped = StoppedQuery(origin=Origin.NATIVE, batch=batch + 1, half_done=half_done)
     offsets = storage.read(names.offsets(batch)).decode("utf-8", "replace")
     return RewriteFacts(stopped=stopped, offsets=offsets, is_appended=True)
 
 
-def _of_own_root(storage: Storage, stopped: SwitchoverFacts, *, of_load: bool) -> RewriteFacts:
+def _of_own_root(storage: Storage, stopped: StoppedQuery, *, of_load: bool) -> RewriteFacts:
     bound, _ = read_binding(storage)
     only_rocksdb = RefusedAsUnsafe(
         "the state root of a job always has the RocksDB provider", path=storage.url, hint="nothing was changed"
@@ -116,7 +116,7 @@ def _of_own_root(storage: Storage, stopped: SwitchoverFacts, *, of_load: bool) -
     )
 
 
-def _schemas(storage: Storage, stopped: SwitchoverFacts) -> tuple[StoreSchema, ...]:
+def _schemas(storage: Storage, stopped: StoppedQuery) -> tuple[StoreSchema, ...]:
     """Return the stores with the value schemas of the head, as they were before a half-done schema evolution."""
     assert stopped.batch is not None
     changed = {} if stopped.half_done is None else stopped.half_done.begun.schemas
@@ -126,7 +126,7 @@ def _schemas(storage: Storage, stopped: SwitchoverFacts) -> tuple[StoreSchema, .
     )
 
 
-def _operators(storage: Storage, stopped: SwitchoverFacts, batch: int, *, of_load: bool) -> list[OperatorFacts]:
+def _operators(storage: Storage, stopped: StoppedQuery, batch: int, *, of_load: bool) -> list[OperatorFacts]:
     contents = _contents(storage, stopped)
     found = []
     for number in sorted({store.operator for store in contents.stores}):

@@ -10,7 +10,7 @@ The checkpoint of the job's streaming query numbers its batches like the root, s
     _statekeeper/binding.json           the new number; the job reads it
 
 Between any two requests, the commit gives the heads: its number of partitions is in the metadata or in the offset log. No
-job starts, because the journal is open. The journal has the former contents; `put_back` restores them in reverse order.
+job starts, because the journal is open. The journal has the former contents; `restore` restores them in reverse order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rewrite(storage: Storage, begun: Begun) -> None:
             storage.replace(path, body)
 
 
-def put_back(storage: Storage, begun: Begun) -> None:
+def restore(storage: Storage, begun: Begun) -> None:
     """Restore the former contents of the files."""
     assert begun.replaced is not None
     offsets, *others = begun.replaced.items()

@@ -36,7 +36,7 @@ from statekeeper.statestore.maintenance.copies.savepoints.write import (
     state_rows,
     table_of,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     Incoming,
     Load,
@@ -201,7 +201,7 @@ class _Part:
 class RowProgress:
     """Counts the rows of a phase, from any thread, and reports about every twentieth of `of`."""
 
-    def __init__(self, progress: ProgressCallback, phase: SwitchPhase, of: int) -> None:
+    def __init__(self, progress: ProgressCallback, phase: RewritePhase, of: int) -> None:
         self._progress = progress
         self._phase = phase
         self._of = of
@@ -230,7 +230,7 @@ def require_intact(
         (group, part) for group in planned.groups for part in _parts(group, _numbers(group, _bases(storage, group)))
     ]
 
-    verified = RowProgress(progress, SwitchPhase.VERIFIED, planned.rows)
+    verified = RowProgress(progress, RewritePhase.VERIFIED, planned.rows)
 
     def verify(item: tuple[StoreGroup, _Part], folder: Path) -> None:
         group, part = item

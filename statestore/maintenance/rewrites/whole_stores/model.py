@@ -25,7 +25,7 @@ from statekeeper.statestore.format.row_encodings import RowEncoding, Rows
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.savepoints.saved import Saved, SavedTable
-from statekeeper.statestore.maintenance.rewrites.engine.model import Plan, StoreSwitchFacts, SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import Plan, StoppedQuery, StoppedStore
 from statekeeper.statestore.maintenance.rewrites.evolution import Evolve
 from statekeeper.statestore.maintenance.rewrites.whole_stores.file_sink import FileSinkPlan
 from statekeeper.statestore.root.columns import StoreSchema
@@ -151,7 +151,7 @@ class RewriteFacts:
                  gathered then
     """
 
-    stopped: SwitchoverFacts
+    stopped: StoppedQuery
     operators: tuple[OperatorFacts, ...] = ()
     offsets: str = ""
     key_groups: int | None = None
@@ -189,7 +189,7 @@ class StoreGroup:
 
     operator: int
     name: str
-    sources: tuple[StoreSwitchFacts, ...]
+    sources: tuple[StoppedStore, ...]
     targets: tuple[StorePath, ...]
     rules: Rules | None = None
     conversion: Conversion | None = None

@@ -21,7 +21,7 @@ from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.row_encodings import RowEncoding
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.rewrites.engine.model import SwitchoverFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import StoppedQuery
 from statekeeper.statestore.maintenance.rewrites.engine.plan import (
     LOCAL_BYTES_PER_TAIL,
     of_audit,
@@ -100,17 +100,17 @@ def plan(facts: RewriteFacts, goal: Goal, spark: Spark | None = None) -> Rewrite
     )
 
 
-def _seconds(groups: tuple[StoreGroup, ...], goal: Goal, stopped: SwitchoverFacts) -> float:
+def _seconds(groups: tuple[StoreGroup, ...], goal: Goal, stopped: StoppedQuery) -> float:
     if isinstance(goal, Load):
         return sum(group.incoming_rows for group in groups) / ROWS_PER_SECOND
     return sum(group.read_bytes for group in groups) / stopped.replay_bytes_per_second
 
 
-def _provider(stopped: SwitchoverFacts, goal: Goal) -> Provider:
+def _provider(stopped: StoppedQuery, goal: Goal) -> Provider:
     return goal.provider if isinstance(goal, Convert) else stopped.conf.provider
 
 
-def _is_there(stopped: SwitchoverFacts, goal: Goal) -> bool:
+def _is_there(stopped: StoppedQuery, goal: Goal) -> bool:
     if isinstance(goal, Rescale):
         return stopped.partitions == goal.partitions
     if isinstance(goal, Evolve | Load):
@@ -214,7 +214,7 @@ def _width(facts: RewriteFacts) -> int:
     return max((operator.partitions for operator in facts.operators), default=1)
 
 
-def _of_own_root(stopped: SwitchoverFacts, key_groups: int, goal: Rescale) -> Iterator[str]:
+def _of_own_root(stopped: StoppedQuery, key_groups: int, goal: Rescale) -> Iterator[str]:
     if stopped.structure is Structure.V1:
         yield (
             "the root has structure V1, in which the new snapshots would have the names of the present ones; first run: "
@@ -251,7 +251,7 @@ def _of_conversion(facts: RewriteFacts, goal: Convert) -> Iterator[str]:
         )
 
 
-def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
+def _of_half_done(stopped: StoppedQuery, goal: Goal) -> Iterator[str]:
     if stopped.half_done is None:
         return
     begun = stopped.half_done.begun
@@ -268,7 +268,7 @@ def _of_half_done(stopped: SwitchoverFacts, goal: Goal) -> Iterator[str]:
         yield of_other(begun)
 
 
-def _of_logs(stopped: SwitchoverFacts) -> Iterator[str]:
+def _of_logs(stopped: StoppedQuery) -> Iterator[str]:
     assert stopped.batch is not None
     if not stopped.is_plain_commit:
         yield f"{names.commits(stopped.batch)} has unknown fields, which the rewrite would lose: upgrade Statekeeper"

@@ -17,7 +17,7 @@ from statekeeper.statestore.format.murmur3 import partitions_of
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, StoreSwitchFacts
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, StoppedStore
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     Conversion,
     Partitions,
@@ -92,7 +92,7 @@ def read(
     """
     moves = Moves(group.rules, len(group.sources), len(group.targets), group.conversion)
 
-    def work(fact: StoreSwitchFacts) -> Source:
+    def work(fact: StoppedStore) -> Source:
         limits = EngineLimits(block_bytes=BLOCK_BYTES, replay_bytes=machine.memory_bytes // (2 * machine.workers))
         place = folder / f"source-{fact.store.partition}"
         cache = LocalCopyFolder(place / "store", limits, machine.ids)

@@ -22,7 +22,7 @@ from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine.commit import has_gone_on, is_rewritten
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, ProgressCallback, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.rewrites.whole_stores import batch, evolve, file_sink, head
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress, require_intact
@@ -78,12 +78,12 @@ class WholeStoreSteps(RewriteSteps[RewritePlan]):
         if self.is_committed(work.storage, work.begun):
             return
         missing = [group for group in planned.groups if not work.made.keys() >= set(group.targets)]
-        read_rows = RowProgress(work.progress, SwitchPhase.READ, sum(group.incoming_rows for group in missing))
+        read_rows = RowProgress(work.progress, RewritePhase.READ, sum(group.incoming_rows for group in missing))
         for group in missing:
             work.still_held()
             rebuild(work, planned, group, machine, read_rows)
 
-    def commit(self, work: Rewriting, planned: RewritePlan, machine: Machine) -> SwitchPhase:
+    def commit(self, work: Rewriting, planned: RewritePlan, machine: Machine) -> RewritePhase:
         appends_batch = work.begun.appends_batch
         if appends_batch:
             batch.append(work.storage, work.begun, planned)
@@ -92,7 +92,7 @@ class WholeStoreSteps(RewriteSteps[RewritePlan]):
         if planned.file_sink is not None:
             assert work.sink is not None
             file_sink.write(work.sink, planned.file_sink, machine.scratch)
-        return SwitchPhase.APPENDED if appends_batch else SwitchPhase.COMMIT
+        return RewritePhase.APPENDED if appends_batch else RewritePhase.COMMIT
 
     def clean_up(self, work: Rewriting, planned: RewritePlan) -> None:
         work.storage.delete(_guards(work))
@@ -117,11 +117,11 @@ class WholeStoreSteps(RewriteSteps[RewritePlan]):
         if is_committed and begun.file_sink is not None:
             assert work.sink is not None
             # Before the batch: a query that found the entry alone would run the batch, and the sink would drop its rows.
-            file_sink.withdraw(work.sink, begun)
+            file_sink.remove(work.sink, begun)
         if not begun.appends_batch:
-            _head(begun).put_back(storage, begun)
+            _head(begun).restore(storage, begun)
         elif is_committed:
-            batch.withdraw(storage, begun)
+            batch.remove(storage, begun)
 
     def clean_up_restored(self, work: Rewriting) -> None:
         # Until now, no query loads a part of the new snapshots.

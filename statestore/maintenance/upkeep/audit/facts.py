@@ -14,7 +14,7 @@ from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.lineage import Lineage
 from statekeeper.statestore.checkpoint.moved import Moved
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.checkpoint.stateless import Stateless
 from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.contents.restart import LostEntries
@@ -150,7 +150,7 @@ class RootFacts:
     omitted: tuple[Omitted, ...]
     provider: Provider = Provider.ROCKSDB
     switched: int | None = None
-    half_switched: OpenJournal | FileProblem | None = None
+    half_switched: RewriteJournal | FileProblem | None = None
     quarantined: frozenset[StorePath] = frozenset()
     layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
     moved: tuple[Moved, ...] = ()

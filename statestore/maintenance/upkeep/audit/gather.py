@@ -14,7 +14,7 @@ from statekeeper.statestore.checkpoint import catalog, leftovers, moved, rewrite
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.origin import Origin, origin_among
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteJournal
 from statekeeper.statestore.checkpoint.stateless import Stateless
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import LostEntries
@@ -415,7 +415,7 @@ def _root(
     )
 
 
-def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, OpenJournal | FileProblem | None]:
+def _switchovers(storage: Storage, control: Sequence[Entry]) -> tuple[int | None, RewriteJournal | FileProblem | None]:
     """Return the version with which the newest switchover begins, and the journal of an incomplete one."""
     paths = [entry.path for entry in control]
     half_done = attempt(names.SWITCHOVERS, lambda: rewrite_journal.open_journal(storage, paths))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from statekeeper.statestore.base.messages import with_root
 from statekeeper.statestore.checkpoint.file_problem import Flaw
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format.names import StorePath
@@ -219,7 +219,7 @@ def _not_audited(store: NotAudited) -> Finding:
 def _in_progress(facts: AuditFacts) -> Collection[StorePath]:
     """Return the stores that a half-done rescale writes: its journal describes them."""
     half_done = facts.root.half_switched
-    return half_done.begun.stores if isinstance(half_done, OpenJournal) else ()
+    return half_done.begun.stores if isinstance(half_done, RewriteJournal) else ()
 
 
 def _undescribed(store: StorePath) -> Finding:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import OpenJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format import names
@@ -319,7 +319,7 @@ def _of_operators(facts: AuditFacts, binding: Binding | None) -> Iterator[Findin
 def _rescaled_to(facts: AuditFacts) -> int | None:
     """Return the new number of partitions of a half-done rescale, which some files name already."""
     half_done = facts.root.half_switched
-    return half_done.begun.partitions if isinstance(half_done, OpenJournal) else None
+    return half_done.begun.partitions if isinstance(half_done, RewriteJournal) else None
 
 
 def _fits(metadata: OperatorMetadata, binding: Binding, rescaled_to: int | None) -> bool:

@@ -19,7 +19,7 @@ from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rewrites import engine, switchover
-from statekeeper.statestore.maintenance.rewrites.engine import Machine, Source, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Machine, RewritePhase, Source
 from statekeeper.statestore.maintenance.rewrites.switchover import steps
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
@@ -54,8 +54,8 @@ def test_every_store_gets_a_snapshot_at_its_head_in_the_other_structure_with_the
     of_head = [version for version in snapshots(storage) if version.version == 6]
     assert len(of_head) == 2
     assert all((version.id is None) == (source is Structure.V2) for version in of_head)
-    assert [progress.phase for progress in told][:2] == [SwitchPhase.BEGUN, SwitchPhase.CLEARED]
-    assert told[-1].phase is SwitchPhase.ENDED
+    assert [progress.phase for progress in told][:2] == [RewritePhase.BEGUN, RewritePhase.CLEARED]
+    assert told[-1].phase is RewritePhase.ENDED
     assert audit.judge(audit.gather(storage)).findings == ()
 
 
@@ -245,7 +245,7 @@ def test_without_enough_local_disk_the_switchover_does_not_start(
 ) -> None:
     gathered = engine.gather(switchable.storage, scratch=tmp_path)
     assert gathered.free_bytes > 0
-    full = engine.SwitchoverFacts(**{**vars(gathered), "free_bytes": 10})
+    full = engine.StoppedQuery(**{**vars(gathered), "free_bytes": 10})
     [refusal] = switchover.plan(full, source.other).refusals
     assert "local disk" in refusal
 

@@ -23,7 +23,7 @@ from statekeeper.statestore.base.errors import (
 )
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import logs, names
-from statekeeper.statestore.maintenance.rewrites.engine import Progress, SwitchPhase
+from statekeeper.statestore.maintenance.rewrites.engine import Progress, RewritePhase
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import rescales
 from tests.support.loads import load, planned, savepoint, undo
@@ -107,7 +107,7 @@ def test_progress_counts_the_rows_that_are_verified_and_read(pair: tuple[Storage
     shown = list[Progress]()
     load(*pair, tmp_path / "scratch", progress=shown.append)
     rows = sum(all_rows(tmp_path / "source" / "checkpoint").values())
-    for phase in (SwitchPhase.VERIFIED, SwitchPhase.READ):
+    for phase in (RewritePhase.VERIFIED, RewritePhase.READ):
         counts = [(one.done, one.of) for one in shown if one.phase is phase]
         assert counts == sorted(counts)
         assert counts[-1] == (rows, rows)
