@@ -30,6 +30,7 @@ from rich.text import Text
 from statekeeper.resources.launcher.children import Children, Command
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import PortInUse, StatekeeperError
+from statekeeper.statestore.base.extras import how_to_install, missing
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.maintenance.verbs import config
 
@@ -138,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--home", type=Path, default=Path("var/dagster"), help="DAGSTER_HOME (default: %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="port of the webserver (default: %(default)s)")
     chosen = parser.parse_args(arguments)
+    if (package := missing("dagster", "dagster_webserver")) is not None:
+        parser.exit(1, f"the package {package} is not installed; run: {how_to_install('platform')}\n")
     console = Console()
     stop = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):

@@ -163,6 +163,12 @@ def test_a_part_whose_extra_is_missing_names_it_on_import(
     )
 
 
+def test_the_launcher_names_the_extra_that_brings_dagster(environment: Path) -> None:
+    done = _run([environment / "bin" / "python", "-m", "statekeeper.resources.launcher.platform"], environment)
+    assert done.returncode == 1
+    assert done.stderr == "the package dagster is not installed; run: pip install 'statekeeper[platform]'\n"
+
+
 _JOB = """
 import os, sys
 os.environ["PYSPARK_PYTHON"] = sys.executable
