@@ -214,6 +214,13 @@ class Rewrite(OfStoppedQuery[RewritePlan]):
     def _plan_sink(self, run: Run, planned: RewritePlan) -> FileSinkPlan | None:
         """Plan the entry in the log of the file sink; None without a sink, and for a plan that must not start."""
         url = self.file_sink
+        if url is not None and planned.origin is Origin.OWN:
+            raise RefusedAsUnsafe(
+                "a job on `pipelines` has no file sink of Spark, and a rewrite of its state root appends no batch; nothing "
+                "was changed",
+                path=url,
+                hint="run this command again without --file-sink",
+            )
         if planned.half_done is not None:
             begun = planned.half_done.begun
             expected = None if begun.file_sink is None else begun.file_sink.url

@@ -93,6 +93,20 @@ def test_the_command_reports_no_appended_batch_and_asks_for_no_file_sink(tmp_pat
     assert "batch without rows appended" not in done.output
 
 
+def test_a_file_sink_is_rejected_because_no_batch_is_appended_to_its_log(tmp_path: Path) -> None:
+    rooted(tmp_path).grow(2)
+    log = tmp_path / "output" / "_spark_metadata"
+    log.mkdir(parents=True)
+    for batch in range(2):
+        (log / str(batch)).write_bytes(b"v1")
+    command = ["rescale", str(tmp_path / "root"), "--partitions", "3", "--scratch", str(tmp_path)]
+    sink = ["--file-sink", str(tmp_path / "output"), "--apply", "--confirm-stopped"]
+    refused = CliRunner().invoke(main, [*command, *sink])
+    assert refused.exit_code == 13
+    assert "run this command again without --file-sink" in refused.output
+    assert sorted(path.name for path in log.iterdir()) == ["0", "1"]
+
+
 @pytest.mark.slow
 def test_a_root_is_rescaled_to_200_partitions_and_back(tmp_path: Path) -> None:
     root = rooted(tmp_path, in_batch_logs=True)
