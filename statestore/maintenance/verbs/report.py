@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeAlias
 
 from statekeeper.statestore.base.errors import StatekeeperError
@@ -26,6 +26,7 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+    _: KW_ONLY
     is_whole: bool = False
 
 
