@@ -103,10 +103,13 @@ def test_the_death_of_the_first_process_ends_the_others() -> None:
 
 
 _WORK_THAT_SLEEPS = """
+import signal
 from functools import partial
 from time import sleep
 from statekeeper.statestore.base.workers import in_pool
 from statekeeper.statestore.base.workers import callers
+# A shell starts commands in the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with callers(2) as call:
     call(sleep, 0)
     print("ready", flush=True)
@@ -126,6 +129,10 @@ def test_ctrl_c_ends_all_processes_at_once(times: int) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(first.pid, signal.SIGINT)
         # The pipe ends when the last process has ended.
-        shown = first.communicate(timeout=120)[0]
+        try:
+            shown = first.communicate(timeout=120)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
     assert "KeyboardInterrupt" in shown
     assert first.returncode != 0
