@@ -75,8 +75,11 @@ class Partitions:
         return self._read(batch)
 
     def _is_purged(self, batch: int) -> bool:
-        """Whether only later batches have offsets. One request."""
-        return self._log(self._newest) is not None and self._storage.stat(names.offsets(batch)) is None
+        """Whether the offsets of a batch were purged: those of the oldest batch are missing, too, and the newest batch has
+        them. A gap between offsets is a loss. At most two requests."""
+        if self._log(self._newest) is None:
+            return False
+        return all(self._storage.stat(names.offsets(one)) is None for one in {self._oldest, batch})
 
     def _read(self, batch: int) -> int | None:
         log = self._log(batch)
