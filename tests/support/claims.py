@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rollback.claim import ClaimPlan
@@ -19,24 +19,28 @@ NEW = "0badc0de-0000-4000-8000-00000000000a"
 Claimed = Prepared[ClaimPlan, None, None]
 
 
-def operator() -> Maintainer:
+def operator(clock: Clock | None = None) -> Maintainer:
     """A maintainer that does not wait."""
-    return Maintainer("an operator", SleeplessClock(SystemClock().now_seconds()), RandomIds())
+    return Maintainer("an operator", clock or SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
 
-def planned_claim(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> Claimed:
-    return verbs.claim.plan(root, checkpoint, FULL, operator(), query_id=query_id)
+def planned_claim(
+    root: Storage, checkpoint: Storage | None, query_id: str | None = None, *, clock: Clock | None = None
+) -> Claimed:
+    return verbs.claim.plan(root, checkpoint, FULL, operator(clock), query_id=query_id)
 
 
-def execute_claim(root: Storage, checkpoint: Storage | None, prepared: Claimed) -> None:
-    by = operator()
+def execute_claim(root: Storage, checkpoint: Storage | None, prepared: Claimed, *, clock: Clock | None = None) -> None:
+    by = operator(clock)
     verbs.claim.execute(root, checkpoint, prepared, by, run=by.ids.fresh(), stopped=True)
 
 
-def claimed(root: Storage, checkpoint: Storage | None, query_id: str | None = None) -> Claimed:
+def claimed(
+    root: Storage, checkpoint: Storage | None, query_id: str | None = None, *, clock: Clock | None = None
+) -> Claimed:
     """Plan a claim and execute it."""
-    prepared = planned_claim(root, checkpoint, query_id)
-    execute_claim(root, checkpoint, prepared)
+    prepared = planned_claim(root, checkpoint, query_id, clock=clock)
+    execute_claim(root, checkpoint, prepared, clock=clock)
     return prepared
 
 

@@ -12,6 +12,7 @@ from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Entry, Storage
 from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
@@ -21,10 +22,12 @@ from tests.support.maintainers import MAINTAINER
 FULL = Policies(mode=Mode.FULL)
 
 
-def cloned(source: Storage, destination: Storage, scratch: Path, **how: Any) -> verbs.Seen:
+def cloned(
+    source: Storage, destination: Storage, scratch: Path, *, by: Maintainer = MAINTAINER, **how: Any
+) -> verbs.Seen:
     """Plan a clone and make it."""
-    prepared = verbs.clone.plan(source, destination, FULL, MAINTAINER, **how)
-    verbs.clone.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.clone.plan(source, destination, FULL, by, **how)
+    verbs.clone.execute(source, destination, prepared, by, scratch=scratch)
     return prepared
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Storage
 from tests.support import verbs
 from tests.support.audits import audited
@@ -15,10 +16,12 @@ from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 
 
-def mirrored(source: Storage, destination: Storage, scratch: Path, **how: Any) -> tuple[verbs.Seen, CleanupPlan]:
+def mirrored(
+    source: Storage, destination: Storage, scratch: Path, *, by: Maintainer = MAINTAINER, **how: Any
+) -> tuple[verbs.Seen, CleanupPlan]:
     """Plan a run of a mirror and execute it."""
-    prepared = verbs.mirror.plan(source, destination, FULL, MAINTAINER, **how)
-    return prepared, verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.mirror.plan(source, destination, FULL, by, **how)
+    return prepared, verbs.mirror.execute(source, destination, prepared, by, scratch=scratch)
 
 
 def require_right(query: Query, destination: Storage, folder: Path) -> int:

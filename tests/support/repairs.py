@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.rollback import repair, undo
-from statekeeper.statestore.maintenance.rollback.repair import RepairPlan, Spark
+from statekeeper.statestore.maintenance.rollback.repair import RepairPlan
 from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.storage import Storage
 from tests.support import runs
@@ -41,7 +42,7 @@ def planned(storage: Storage, spark: Spark | None = None) -> RepairPlan:
     return repair.plan(repair.gather(storage), spark)
 
 
-def apply(storage: Storage, plan: RepairPlan, *, clock: SystemClock | SleeplessClock | None = None) -> str:
+def apply(storage: Storage, plan: RepairPlan, *, clock: Clock | None = None) -> str:
     """Execute a repair, and return the id of the run."""
     run = RandomIds().fresh()
     for _ in runs.repair(storage, plan, run=run, holder="a test", clock=clock or SystemClock()):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from statekeeper.statestore.format.plain_values import plain_rows
 from statekeeper.statestore.maintenance.copies.savepoints.write import digest_of, digest_sum
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer
 from statekeeper.statestore.storage import Storage
 from tests.support import verbs
 from tests.support.clones import FULL
@@ -18,11 +19,19 @@ from tests.support.dumped import Row
 from tests.support.maintainers import MAINTAINER
 
 
-def kept(source: Storage, destination: Storage, scratch: Path, label: str = "before", **how: object) -> verbs.Seen:
+def kept(
+    source: Storage,
+    destination: Storage,
+    scratch: Path,
+    label: str = "before",
+    *,
+    by: Maintainer = MAINTAINER,
+    **how: Any,
+) -> verbs.Seen:
     """Plan a savepoint with files and make it."""
     policies = how.pop("policies", FULL)
-    prepared = verbs.savepoint.plan_files(source, destination, policies, MAINTAINER, label=label, **how)
-    verbs.savepoint.execute_files(source, destination, prepared, MAINTAINER, scratch=scratch)
+    prepared = verbs.savepoint.plan_files(source, destination, policies, by, label=label, **how)
+    verbs.savepoint.execute_files(source, destination, prepared, by, scratch=scratch)
     return prepared
 
 
@@ -31,10 +40,12 @@ def remove(source: Storage, destination: Storage, label: str = "before") -> None
     verbs.savepoint.execute_removal(source, destination, planned)
 
 
-def saved(source: Storage, destination: Storage, scratch: Path, **how: Any) -> verbs.Seen:
+def saved(
+    source: Storage, destination: Storage, scratch: Path, *, by: Maintainer = MAINTAINER, **how: Any
+) -> verbs.Seen:
     """Plan a savepoint with rows and make it."""
-    prepared = verbs.savepoint.plan_rows(source, destination, MAINTAINER, **how)
-    verbs.savepoint.execute_rows(source, destination, prepared, MAINTAINER, FULL, scratch=scratch)
+    prepared = verbs.savepoint.plan_rows(source, destination, by, **how)
+    verbs.savepoint.execute_rows(source, destination, prepared, by, FULL, scratch=scratch)
     return prepared
 
 
@@ -48,6 +59,15 @@ def table(folder: Path, path: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in sorted((folder / path).glob("*.parquet"))])
 
 
+def as_model(folder: Path, path: str = "rows/0/default") -> list[dict[bytes, bytes]]:
+    """The pairs of each partition in a table of bytes."""
+    found: list[dict[bytes, bytes]] = [{}, {}]
+    for row in table(folder, path).to_pylist():
+        assert row["key_bytes"] not in found[row["partition"]]
+        found[row["partition"]][row["key_bytes"]] = row["value_bytes"]
+    return found
+
+
 def rows_of(folder: Path) -> list[Row]:
     """The rows of all tables in the form of `statekeeper dump`, in the order of the tables."""
     found = []
@@ -57,7 +77,7 @@ def rows_of(folder: Path) -> list[Row]:
             part: whole.select([c for c, name in described["columns"].items() if name.startswith(f"{part}.")])
             for part in ("key", "value")
         }
-        named = {
+        named: dict[str, list[Any]] = {
             part: plain_rows(
                 columns.rename_columns([described["columns"][c].partition(".")[2] for c in columns.column_names])
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from statekeeper.statestore.base.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld, StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.labels import Content, Label
@@ -21,8 +19,7 @@ from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own, query_of
-from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
-from tests.support.maintained_query import maintained_query
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.maintainers import MAINTAINER
 from tests.support.savepoints import kept, remove, saved
 from tests.support.structures import held
@@ -124,66 +121,6 @@ def test_the_same_command_completes_an_interrupted_savepoint_of_a_running_source
     assert kept(source, destination, tmp_path).label.batch == 7
     assert catalog.newest_batch(destination) == 7
     assert [label.batch for label in verbs.savepoint.listed(source).labels] == [7]
-
-
-@pytest.mark.parametrize("of_labels", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["labels", "all"])
-@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
-def test_a_run_after_a_crash_completes_the_savepoint_and_its_labels(
-    roots: Roots, tmp_path: Path, of_labels: bool
-) -> None:
-    """Outside of the slow tests, a crash while the labels are written."""
-    source, destination = roots
-    query = maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
-    traces = FaultyStorage(source), FaultyStorage(destination)
-    kept(*traces, tmp_path)
-    labeled = (savepoint_names.LABEL, savepoint_names.label("before"))
-    holds = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
-    for side, trace in enumerate(traces):
-        chosen = [one for one in trace.trace if not of_labels or (one.path in labeled and one.kind is Kind.CREATE)]
-        matrix = crash_matrix(chosen)
-        assert len(matrix) >= (2 if of_labels else 20)
-        for number, (request, fault) in enumerate(matrix):
-            destination.delete([entry.path for entry in destination.list("", hidden=True)])
-            source.delete([entry.path for folder in holds for entry in source.list(folder)])
-            spoilt = [source, destination]
-            spoilt[side] = FaultyStorage(spoilt[side], {request.number: fault})
-            with suppress(StatekeeperError) if fault is Fault.LOST_REPLY else pytest.raises(SimulatedCrash):
-                kept(*spoilt, tmp_path)
-            for root in roots:
-                root.delete([entry.path for entry in root.list(names.LEASES)])
-            kept(source, destination, tmp_path)
-            assert verbs.savepoint.listed(source) == verbs.savepoint.listed(destination), (request, fault)
-            assert len(verbs.savepoint.listed(source).labels) == 1
-            assert query_of(query, destination, tmp_path / f"look {side} {number}", 1).is_right(), (request, fault)
-
-
-@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
-@pytest.mark.parametrize("side", [0, 1], ids=["source", "savepoint"])
-def test_a_deletion_after_a_crash_at_any_request_is_completed_by_another(
-    roots: Roots, tmp_path: Path, side: int
-) -> None:
-    source, destination = roots
-    maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=2)
-    kept(source, destination, tmp_path)
-    whole = {entry.path: destination.read(entry.path) for entry in destination.list("", hidden=True)}
-    record = source.read(savepoint_names.label("before"))
-    traces = FaultyStorage(source), FaultyStorage(destination)
-    remove(*traces)
-    assert [one.kind for one in traces[1].trace].count(Kind.DELETE) == 4
-    matrix = crash_matrix(traces[side].trace)
-    assert len(matrix) > 10
-    for request, fault in matrix:
-        for path, data in whole.items():
-            destination.create(path, data)
-        source.create(savepoint_names.label("before"), record)
-        spoilt = [source, destination]
-        spoilt[side] = FaultyStorage(spoilt[side], {request.number: fault})
-        with pytest.raises((SimulatedCrash, StatekeeperError)):
-            remove(*spoilt)
-        if verbs.savepoint.listed(source).labels:
-            remove(source, destination)
-        assert destination.list("", hidden=True) == [], (request, fault)
-        assert verbs.savepoint.listed(source).labels == ()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -16,21 +16,18 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     VersionNotLoadable,
 )
-from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.savepoint_names import BEGUN, MANIFEST
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, own
 from tests.support.counted_state import SCHEMA, changes
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
-from tests.support.maintained_query import maintained_query
 from tests.support.maintainers import MAINTAINER
-from tests.support.savepoints import manifest, recomputed, saved, table
+from tests.support.savepoints import as_model, manifest, recomputed, saved, table
 from tests.support.switching import begin_a_switch
 
 TABLE = "rows/0/default"
@@ -43,15 +40,6 @@ def on_disk(storage: Storage, folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.download(entry.path, path)
     return folder
-
-
-def as_model(folder: Path) -> list[dict[bytes, bytes]]:
-    """The pairs of each partition in a table of bytes."""
-    found: list[dict[bytes, bytes]] = [{}, {}]
-    for row in table(folder, TABLE).to_pylist():
-        assert row["key_bytes"] not in found[row["partition"]]
-        found[row["partition"]][row["key_bytes"]] = row["value_bytes"]
-    return found
 
 
 IN_CI = [("disk to disk", kind) for kind in (0, 2, 3, 4)] + [("s3 to s3", 2)]
@@ -182,35 +170,6 @@ def test_delta_readers_read_the_tables(counted: Checkpoint, tmp_path: Path) -> N
 
 
 # -- interruptions -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
-def test_a_run_after_a_crash_at_any_request_completes_the_savepoint(roots: Roots, tmp_path: Path) -> None:
-    source, destination = roots
-    query = maintained_query(source, tmp_path, Structure.V2, Origin.OWN, batches=1)
-
-    def run(to: Storage) -> None:
-        saved(source, to, tmp_path, tables=Tables.DELTA, batch=0)
-
-    def empty() -> None:
-        destination.delete([entry.path for entry in destination.list("", hidden=True)])
-
-    traced = FaultyStorage(destination)
-    run(traced)
-    assert [one.path for one in traced.trace if one.kind is Kind.CREATE and not one.path.startswith("_")][
-        -1
-    ] == MANIFEST
-    matrix = crash_matrix(traced.trace)
-    assert len(matrix) > 25
-    for number, (request, fault) in enumerate(matrix):
-        empty()
-        with pytest.raises((SimulatedCrash, StatekeeperError)):
-            run(FaultyStorage(destination, {request.number: fault}))
-        destination.delete([entry.path for entry in destination.list(names.LEASES)])
-        run(destination)
-        folder = on_disk(destination, tmp_path / f"look {number}")
-        assert as_model(folder) == query.checkpoint.states[1], (request, fault)
-        assert manifest(folder)["digest"] == recomputed(folder)
 
 
 def test_a_second_run_reads_only_the_other_stores(counted: Checkpoint, tmp_path: Path) -> None:

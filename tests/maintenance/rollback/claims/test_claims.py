@@ -24,12 +24,11 @@ from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.root import binding
-from statekeeper.statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.claims import NEW, bound, claimed, driver, outer
 from tests.support.clones import FULL, cloned, made, own
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents
@@ -164,32 +163,6 @@ def test_the_owner_is_shown(query: Query, root: Storage, checkpoint: Storage, tm
     assert (owner["query_id"], owner["former_query_id"], owner["claimed_by"]) == ("a query", "a query", "a test")
     assert statekeeper("claim", tmp_path / "root").exit_code == 2
     assert statekeeper("claim", tmp_path / "root", "--query-id", "x").exit_code == 2
-
-
-def test_a_crash_at_any_write_leaves_the_former_owner_or_the_new_one_and_a_later_run_completes_it(
-    new_root: Callable[[str], Storage], tmp_path: Path
-) -> None:
-    root = new_root("root")
-    own(root, tmp_path)
-    binding_before = root.read(names.BINDING)
-    traced = FaultyStorage(root), FaultyStorage(new_root("traced"))
-    claimed(*traced)
-    root.replace(names.BINDING, binding_before)
-    for number, faulty in enumerate(traced):
-        writes = [one for one in faulty.trace if one.kind in (Kind.CREATE, Kind.REPLACE)]
-        assert writes
-        for request, fault in crash_matrix(writes):
-            checkpoint = new_root(f"checkpoint {number} {request.number} {fault.name}")
-            storages = [root, checkpoint]
-            storages[number] = FaultyStorage(storages[number], {request.number: fault})
-            try:
-                claimed(*storages)
-            except (SimulatedCrash, StatekeeperError):
-                root.delete([entry.path for entry in root.list(names.LEASES)])
-            claimed(root, checkpoint)
-            assert bound(root).claim is not None, (request, fault)
-            assert catalog.newest_batch(checkpoint) == 7
-            root.replace(names.BINDING, binding_before)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

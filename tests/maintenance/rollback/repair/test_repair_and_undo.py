@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
-
 import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.snapshot import read_snapshot
-from statekeeper.statestore.maintenance.records import lease
-from statekeeper.statestore.maintenance.rollback.repair import Spark
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
 from statekeeper.statestore.maintenance.upkeep.retention import Rule
-from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import runs
 from tests.support.checkpoints import Checkpoint
-from tests.support.clocks import SleeplessClock
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.repairs import (
     aggressively_collected,
     apply,
-    as_spark_4_0,
     contents,
     planned,
-    put_back,
     rewind,
     roll_back,
 )
@@ -182,69 +171,3 @@ def test_a_repair_cannot_be_undone_after_the_query_continued(checkpoint: Checkpo
     storage.replace(names.commits(3), commits[3])
     assert contents(storage) == before
     assert roll_back(storage, run)
-
-
-def test_after_any_failed_request_of_an_undo_a_second_run_completes_it(
-    eight_versions: Checkpoint, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    roots = copies(eight_versions, tmp_path)
-    undisturbed = next(roots)
-    before = contents(undisturbed)
-    run = apply(undisturbed, planned(undisturbed, Spark.V4_2))
-    rehearsal = FaultyStorage(undisturbed)
-    put_back(rehearsal, run)
-    cases = crash_matrix([request for request in rehearsal.trace if request.kind not in (Kind.READ, Kind.LIST)])
-    for request, fault in cases:
-        storage = next(roots)
-        run = apply(storage, planned(storage, Spark.V4_2))
-        faulty = FaultyStorage(storage, {request.number: fault})
-        with suppress(SimulatedCrash, StorageError):
-            put_back(faulty, run)
-        assert len(faulty.trace) > request.number, f"{request} was not reached"
-        if storage.list(names.QUARANTINE):
-            put_back(storage, run)
-        assert contents(storage) == before, (request, fault)
-        assert not storage.list(names.QUARANTINE)
-    record_property("crash_matrix_cases", len(cases))
-    assert len(cases) >= 20
-
-
-def copies(checkpoint: Checkpoint, folder: Path) -> Iterator[Storage]:
-    """Checkpoints that are rewound and whose snapshots have the other header."""
-    number = 0
-    while True:
-        twin = checkpoint.copied_to(open_storage(str(folder / f"case-{number}")), folder)
-        rewind(twin.storage, 5)
-        as_spark_4_0(twin.storage)
-        yield twin.storage
-        number += 1
-
-
-@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_after_any_failed_request_of_a_repair_a_second_run_succeeds_and_can_be_undone(
-    eight_versions: Checkpoint, tmp_path: Path, share: int, record_property: Callable[[str, object], None]
-) -> None:
-    roots = copies(eight_versions, tmp_path)
-    undisturbed = next(roots)
-    before = contents(undisturbed)
-    rehearsal = FaultyStorage(undisturbed)
-    apply(rehearsal, planned(rehearsal, Spark.V4_2))
-    expected = contents(undisturbed)
-    assert expected != before
-    cases = crash_matrix(rehearsal.trace)[::share]
-    for request, fault in cases:
-        storage = next(roots)
-        faulty = FaultyStorage(storage, {request.number: fault})
-        with suppress(SimulatedCrash, StorageError):
-            apply(faulty, planned(faulty, Spark.V4_2))
-        assert len(faulty.trace) > request.number, f"{request} was not reached"
-        # The dead run's lease is waited for.
-        clock = SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)
-        apply(storage, planned(storage, Spark.V4_2), clock=clock)
-        assert contents(storage) == expected, (request, fault)
-        for run in sorted({names.parse_quarantined(e.path)[0] for e in storage.list(names.QUARANTINE)}):
-            put_back(storage, run)
-        assert contents(storage) == before, (request, fault)
-        assert not storage.list(names.QUARANTINE)
-    record_property("crash_matrix_cases", len(cases))
-    assert len(cases) >= 40 // share

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.errors import StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.base.errors import VersionNotLoadable
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.provider import Provider, provider_of
-from statekeeper.statestore.storage import Kind, Storage, open_storage
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support.repairs import contents
 from tests.support.rescales import all_rows
 from tests.support.rewinds import planned, rewound, undone
@@ -141,46 +139,3 @@ def test_a_lost_file_of_the_default_provider_blocks_the_rewind(tmp_path: Path) -
     with pytest.raises(VersionNotLoadable):
         rewound(storage, target, tmp_path)
     assert contents(storage) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["convert", "rescale"])
-def test_a_crash_at_any_request_leaves_no_offsets_of_the_appended_batch_without_its_commit(
-    tmp_path: Path, verb: str
-) -> None:
-    checkpoint = unpacked(JOIN, tmp_path)
-    storage = open_storage(str(checkpoint))
-    convert(checkpoint, Provider.ROCKSDB)
-    target = newest(storage)
-    if verb == "convert":
-        target -= 1
-    else:
-        run("rescale", checkpoint, "--partitions", "1")
-    rows = all_rows(checkpoint)
-    before = contents(storage)
-    traced = FaultyStorage(_copy(storage, tmp_path / "traced"))
-    rewound(traced, target, tmp_path, keep_query_id=True)
-    writes = [one for one in traced.trace if one.kind in (Kind.CREATE, Kind.REPLACE, Kind.DELETE)]
-    for number, (request, fault) in enumerate(crash_matrix(writes)):
-        root = _copy(storage, tmp_path / f"root {number}")
-        with suppress(SimulatedCrash, StatekeeperError):
-            rewound(FaultyStorage(root, {request.number: fault}), target, tmp_path, keep_query_id=True)
-        root.delete([entry.path for entry in root.list(names.LEASES)])
-        begun, committed = catalog.newest_begun(root), newest(root)
-        assert begun <= committed, (request, fault)
-        runs = [found[0] for entry in root.list(names.QUARANTINE) if (found := names.parse_quarantined(entry.path))]
-        if runs and number % 2:
-            undone(root, runs[0])
-            assert contents(root) == before, (request, fault)
-        else:
-            rewound(root, target, tmp_path, keep_query_id=True)
-            assert newest(root) == target
-            assert all_rows(tmp_path / f"root {number}") == rows, (request, fault)
-            statekeeper("audit", root.url, "--deep")
-
-
-def _copy(storage: Storage, folder: Path) -> Storage:
-    copied = open_storage(str(folder))
-    for entry in storage.list("", hidden=True):
-        copied.create(entry.path, storage.read(entry.path))
-    return copied

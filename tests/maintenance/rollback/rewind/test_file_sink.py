@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from statekeeper.statestore.base.errors import ObjectMissing, RefusedAsUnsafe, StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.file_sink import LOG, parse_entry
+from statekeeper.statestore.format.file_sink import LOG
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from statekeeper.statestore.maintenance.rollback.rewind import RewindReason
-from statekeeper.statestore.storage import Kind, Storage
 from tests.support.audits import audited
-from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.file_sinks import CheckpointWithSink
 from tests.support.repairs import contents
 from tests.support.rescales import rescale
@@ -150,51 +147,3 @@ def test_lost_changelogs_of_a_query_that_was_not_rewound_are_not_called_skipped(
     query = CheckpointWithSink(tmp_path)
     query.storage.delete([one.path for one in query.storage.list(names.STATE) if one.path.endswith("3.changelog")])
     assert {found.kind.code for found in audited(query.storage).findings} == {"changelog_missing"}
-
-
-@pytest.mark.parametrize("of_undo", [False, True], ids=["rewind", "undo"])
-def test_after_a_crash_at_any_write_no_committed_batch_lacks_its_entry_and_a_later_run_completes(
-    tmp_path: Path, of_undo: bool
-) -> None:
-    traced = CheckpointWithSink(tmp_path / "traced", interval=2)
-    before, checkpoint, sink, run = _log(traced), FaultyStorage(traced.storage), FaultyStorage(traced.sink), ""
-    if of_undo:
-        run = rewound(traced.storage, TARGET, tmp_path, file_sink=traced.sink)
-        _undo(checkpoint, sink, run)
-    else:
-        rewound(checkpoint, TARGET, tmp_path, file_sink=sink)
-    cases = [(False, *case) for case in _writes(checkpoint)] + [(True, *case) for case in _writes(sink)]
-    assert sum(of_sink for of_sink, *_ in cases) >= 4
-    for number, (of_sink, request, fault) in enumerate(cases):
-        query = CheckpointWithSink(tmp_path / str(number), interval=2)
-        if of_undo:
-            run = rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
-        dying = {request.number: fault}
-        checkpoint = FaultyStorage(query.storage, {} if of_sink else dying)
-        sink = FaultyStorage(query.sink, dying if of_sink else {})
-        try:
-            if of_undo:
-                _undo(checkpoint, sink, run)
-            else:
-                rewound(checkpoint, TARGET, tmp_path, file_sink=sink)
-        except (SimulatedCrash, StatekeeperError):
-            pass
-        newest = catalog.newest_batch(query.storage)
-        assert newest is not None
-        entries = {entry.batch for name in query.files() if (entry := parse_entry(f"{LOG}/{name}"))}
-        assert entries >= set(range(newest + 1)), (request, fault)
-        query.storage.delete([entry.path for entry in query.storage.list(names.LEASES)])
-        rewound(query.storage, TARGET, tmp_path, file_sink=query.sink)
-        assert _log(query) == {"0": before["0"]}
-        assert catalog.newest_batch(query.storage) == TARGET
-
-
-def _undo(checkpoint: Storage, sink: Storage, run: str) -> None:
-    undone(checkpoint, run, open_sink=lambda url: sink)
-
-
-def _writes(traced: FaultyStorage) -> list[tuple[Request, Fault]]:
-    """Those that change which batches are committed or have an entry; a read, and a write of state, change neither."""
-    writes, logs = (Kind.CREATE, Kind.REPLACE, Kind.DELETE), (names.COMMITS, LOG)
-    changes = [one for one in traced.trace if one.kind in writes and any(log in one.path for log in logs)]
-    return [(request, fault) for request, fault in crash_matrix(changes) if fault is not Fault.TORN]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import shutil
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe, StorageError
+from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, ObjectMissing, RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.changelog import ChangelogWriter
@@ -29,18 +26,13 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import (
     SnapshotFacts,
     SnapshotPolicy,
     Taken,
-    TakeSnapshot,
     gather,
     plan,
 )
-from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage import Storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.hosts import column
 from tests.support.snapshots import one, planned, take
-
-FEWEST_CASES = 25
-SHARE_ON_S3 = 5
 
 
 @pytest.fixture
@@ -251,40 +243,6 @@ def test_a_table_that_is_deleted_repeatedly_is_named(checkpoint: Checkpoint, tmp
         left.store for left in planned(checkpoint.storage).leave if left.reason is SkipReason.DAMAGED
     ]
     checkpoint.assert_right(tmp_path / "fresh")
-
-
-def test_after_any_failed_request_of_a_snapshot_the_store_loads_and_a_second_run_succeeds(
-    storage_spec: StorageSpec, tmp_path: Path
-) -> None:
-    def scene(name: str) -> tuple[Checkpoint, TakeSnapshot]:
-        storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}/{name}"))
-        checkpoint = Checkpoint(storage, tmp_path / name, partitions=1)
-        checkpoint.grow(4)
-        take(storage, tmp_path / name)
-        checkpoint.grow(2)
-        return checkpoint, planned(storage).take[0]
-
-    checkpoint, action = scene("rehearsal")
-    rehearsal = FaultyStorage(checkpoint.storage)
-    one(rehearsal, action, tmp_path)
-    cases = crash_matrix(rehearsal.trace)
-    assert len(cases) >= FEWEST_CASES
-    if not storage_spec.url.startswith("/"):
-        cases = cases[::SHARE_ON_S3]
-    for number, (request, fault) in enumerate(cases):
-        checkpoint, action = scene(f"case-{number}")
-        faulty = FaultyStorage(checkpoint.storage, {request.number: fault})
-        with suppress(SimulatedCrash, StorageError):
-            one(faulty, action, tmp_path)
-        assert len(faulty.trace) > request.number, f"{request} was not reached"
-        fresh = tmp_path / f"case-{number}"
-        checkpoint.assert_right(fresh / "host")
-        for again in planned(checkpoint.storage).take:
-            one(checkpoint.storage, again, tmp_path)
-        assert [left.reason for left in planned(checkpoint.storage).leave] == [SkipReason.AT_HEAD], (request, fault)
-        checkpoint.assert_snapshots_are_right(fresh / "another")
-        shutil.rmtree(fresh)
-    print(f"{len(cases)} cases")
 
 
 # -- checkpoints that Spark writes -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Each request of a clone with each fault: a later run completes the clone."""
+"""The order in which a copy gets its logs: whatever a crash leaves of them, its files load."""
 
 from __future__ import annotations
 
@@ -7,59 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Kind, Storage
-from tests.support.audits import audited
-from tests.support.clones import FEW_KINDS, KINDS, Roots, cloned, made, query_of
-from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash, crash_matrix
+from tests.support.clones import FEW_KINDS, Roots, cloned, made, query_of
+from tests.support.crashes import put_again
+from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
 from tests.support.maintained_query import maintained_query
 from tests.support.mirrors import mirrored
 
 _LOGS = (names.OFFSETS, names.COMMITS)
-
-# -- crashes -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "structure", "in_batch_logs"),
-    [KINDS[2], pytest.param("native", Structure.V1, False, id="native v1", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("roots", ["disk to disk", pytest.param("s3 to s3", marks=pytest.mark.slow)], indirect=True)
-def test_a_run_after_a_crash_at_any_request_completes_the_clone(
-    roots: Roots, tmp_path: Path, kind: str, structure: Structure, in_batch_logs: bool
-) -> None:
-    source, destination = roots
-    query = maintained_query(source, tmp_path, structure, Origin(kind), batches=3, in_batch_logs=in_batch_logs)
-    query.snapshot()
-    query.grow(1)
-    traced = FaultyStorage(destination)
-    _clone(source, traced, tmp_path)
-    matrix = crash_matrix(traced.trace)
-    assert len(matrix) > 60
-    for number, (request, fault) in enumerate(matrix):
-        _empty(destination)
-        with pytest.raises((SimulatedCrash, StatekeeperError)):
-            _clone(source, FaultyStorage(destination, {request.number: fault}), tmp_path)
-        _release(source)
-        _release(destination)
-        newest = catalog.newest_batch(destination)
-        if newest is not None:
-            assert query_of(query, destination, tmp_path / f"half {number}", newest).is_right(), (request, fault)
-        _clone(source, destination, tmp_path)
-        assert query_of(query, destination, tmp_path / f"whole {number}", 3).is_right(), (request, fault)
-        assert audited(destination).findings == (), (request, fault)
-
-
-def _clone(source: Storage, destination: Storage, scratch: Path) -> None:
-    cloned(source, destination, scratch, stopped=True)
-
-
-def _empty(storage: Storage) -> None:
-    storage.delete([entry.path for entry in storage.list("", hidden=True)])
 
 
 def _release(storage: Storage) -> None:
@@ -101,7 +59,7 @@ def test_the_first_commit_of_a_copy_is_one_that_its_files_load(
     of_logs = [one for one in traced.trace if one.kind is Kind.CREATE and one.path.startswith(_LOGS)]
     assert [one.path for one in of_logs] == [*map(names.offsets, (6, 7)), *map(names.commits, (7, 6))]
     for request in of_logs[2:]:
-        _empty(destination)
+        put_again(destination, {})
         with pytest.raises(SimulatedCrash):
             verb(source, FaultyStorage(destination, {request.number: Fault.AFTER}), tmp_path, stopped=True)
         _release(source)

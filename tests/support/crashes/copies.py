@@ -1,0 +1,286 @@
+"""Copies that die: what a copy has loads, its source is as it was, and a second run completes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies import unpack
+from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.verbs.clone import Clone
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles, SaveRows
+from statekeeper.statestore.maintenance.verbs.unpack import Unpack
+from statekeeper.statestore.storage import Kind, Storage
+from tests.support import verbs
+from tests.support.checkpoints import Checkpoint
+from tests.support.clones import FULL, cloned, query_of
+from tests.support.crashes import AnyVerb, Case, Crashing, Roots, put_again
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.maintained_query import Query, maintained_query
+from tests.support.maintainers import maintainer
+from tests.support.mirrors import mirrored
+from tests.support.repairs import contents
+from tests.support.savepoints import as_model, kept, manifest, recomputed, remove, saved
+
+OF_RUNS = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
+"""What copies write into their source."""
+
+
+class Copying(Crashing):
+    """A copy of a source whose URL stays the same. The requests to the destination are disturbed."""
+
+    sides: Sequence[int] = (1,)
+    kind, structure, in_batch_logs = Origin.OWN, Structure.V2, False
+    batches = 2
+    query: Query
+
+    def make_base(self) -> None:
+        name = self.place.base_folder()
+        self.query = maintained_query(
+            self.place.root(f"{name.name}/source"),
+            name,
+            self.structure,
+            self.kind,
+            batches=self.batches,
+            in_batch_logs=self.in_batch_logs,
+        )
+
+    @property
+    def source(self) -> Storage:
+        return self.query.storage
+
+    def ready(self) -> Roots:
+        self.source.delete([entry.path for folder in OF_RUNS for entry in self.source.list(folder)])
+        return [self.source, self.place.new_root(1)]
+
+    def must_fail(self, case: Case) -> bool:
+        return True
+
+    def is_right(self, storage: Storage, batch: int) -> bool:
+        return query_of(self.query, storage, self.place.scratch(), batch).is_right()
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        newest = catalog.newest_batch(roots[1])
+        assert newest is None or self.is_right(roots[1], newest), case
+
+
+class Cloning(Copying):
+    verb: AnyVerb = Clone
+    fewest, every, in_a_bucket = 61, 1, 1
+    in_batch_logs, batches = True, 3
+
+    def make_base(self) -> None:
+        super().make_base()
+        self.query.snapshot()
+        self.query.grow(1)
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        source, destination = roots
+        cloned(source, destination, self.place.scratch(), by=maintainer(clock), stopped=True)
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert self.is_right(roots[1], 3), case
+
+
+class CloningV1(Cloning):
+    is_slow, in_a_bucket, kind, structure, in_batch_logs = True, 0, Origin.NATIVE, Structure.V1, False
+
+
+class Mirroring(Copying):
+    """A run that copies batches, a snapshot and a deletion to a mirror."""
+
+    verb: AnyVerb = Mirror
+    fewest, every = 41, 6
+    batches = 3
+
+    def make_base(self) -> None:
+        super().make_base()
+        self.mirror = self.place.root(f"{self.place.base_folder().name}/mirror")
+        mirrored(self.source, self.mirror, self.place.scratch())
+        self.query.grow(2)
+        self.query.snapshot()
+        self.query.grow(1)
+        self.query.gc()
+        self.jumps = 0
+
+    def ready(self) -> Roots:
+        return [super().ready()[0], self.place.copied(self.mirror, 1)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        source, destination = roots
+        mirrored(source, destination, self.place.scratch(), by=maintainer(clock))
+
+    def some(self, turn: int) -> list[Case]:
+        chosen = super().some(turn)
+        return [*chosen, *[case for case in self.cases if _deletes_a_commit(case) and case not in chosen][:1]]
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        mirror = roots[1]
+        newest = catalog.newest_batch(mirror)
+        assert newest is not None, case
+        assert self.is_right(mirror, newest), case
+        # Spark repeats a batch with offsets and without a commit, but only the next one.
+        jumped = catalog.newest_begun(mirror) > newest + 1
+        if jumped or case.request.path.startswith((names.OFFSETS, names.COMMITS)):
+            mirror.delete([entry.path for entry in mirror.list(names.LEASES)])
+            require_right_clone(mirror, self.place.new_root(1), self.query, newest)
+            self.jumps += jumped
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert self.is_right(roots[1], 3 if self.structure is Structure.V1 else 5), case
+
+    def check_run(self, cases: Sequence[Case]) -> None:
+        assert any(_deletes_a_commit(case) for case in cases) or len(cases) < 5
+        assert len(cases) < len(self.cases) or bool(self.jumps) == (self.structure is Structure.V1)
+
+
+class MirroringV1(Mirroring):
+    is_slow, kind, structure = True, Origin.NATIVE, Structure.V1
+
+
+class SavingFiles(Copying):
+    """A labeled savepoint; the label is also in the source."""
+
+    verb: AnyVerb = SaveFiles
+    sides: Sequence[int] = (0, 1)
+    fewest = 40
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        source, destination = roots
+        kept(source, destination, self.place.scratch(), by=maintainer(clock))
+
+    def must_fail(self, case: Case) -> bool:
+        return Crashing.must_fail(self, case)
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        source, destination = roots
+        assert verbs.savepoint.listed(source) == verbs.savepoint.listed(destination), case
+        assert len(verbs.savepoint.listed(source).labels) == 1
+        assert self.is_right(destination, 1), case
+
+
+class SavingRows(Copying):
+    verb: AnyVerb = SaveRows
+    fewest, every = 26, 1
+    batches = 1
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        source, destination = roots
+        saved(source, destination, self.place.scratch(), by=maintainer(clock), tables=Tables.DELTA, batch=0)
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        created = [one.path for one in traced[1].trace if one.kind is Kind.CREATE and not one.path.startswith("_")]
+        assert created[-1] == savepoint_names.MANIFEST
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        pass
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        folder = self.place.local(roots[1])
+        assert as_model(folder) == self.query.checkpoint.states[1], case
+        assert manifest(folder)["digest"] == recomputed(folder), case
+
+    def audited(self, roots: Roots) -> Roots:
+        return roots[:1]
+
+
+class Removing(Copying):
+    """The deletion of a savepoint with files and of its label in the source."""
+
+    verb: AnyVerb = Remove
+    sides: Sequence[int] = (0, 1)
+    fewest, every = 22, 1
+
+    def make_base(self) -> None:
+        super().make_base()
+        self.savepoint = self.place.root(f"{self.place.base_folder().name}/savepoint")
+        kept(self.source, self.savepoint, self.place.scratch())
+        self.files = {entry.path: self.savepoint.read(entry.path) for entry in self.savepoint.list("", hidden=True)}
+        self.record = self.source.read(savepoint_names.label("before"))
+
+    def ready(self) -> Roots:
+        """The savepoint names its location, so that it is written again in its place."""
+        put_again(self.savepoint, self.files)
+        self.source.replace(savepoint_names.label("before"), self.record)
+        return [self.source, self.savepoint]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        source, destination = roots
+        if clock is None or verbs.savepoint.listed(source).labels:
+            remove(source, destination)
+        return
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        assert [one.kind for one in traced[1].trace].count(Kind.DELETE) == 4
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        assert self.is_right(roots[0], 1), case
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert roots[1].list("", hidden=True) == [], case
+        assert verbs.savepoint.listed(roots[0]).labels == (), case
+
+    def audited(self, roots: Roots) -> Roots:
+        return roots[:1]
+
+
+class Unpacking(Crashing):
+    """It adds the changelogs of batch logs as files, so that nothing that was there changes."""
+
+    verb: AnyVerb = Unpack
+    fewest, every = 60, 3
+
+    def make_base(self) -> None:
+        self.made = Checkpoint(self.place.base_root(), self.place.base_folder(), in_batch_logs=True)
+        self.made.grow(4)
+        self.before = contents(self.made.storage)
+
+    def ready(self) -> Roots:
+        return [self.place.copied(self.made.storage)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        perform(prepare(Unpack(), verbs.a_run(roots[0], FULL, maintainer(clock))))
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        self.after = contents(roots[0])
+        assert len([path for path in self.after if path.endswith(".changelog")]) == 8
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        self.model(self.made, roots[0]).assert_right(self.place.scratch())
+        assert self.before.items() <= contents(roots[0]).items() <= self.after.items(), case
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert contents(roots[0]) == self.after, case
+        left = unpack.plan(unpack.gather(roots[0]))
+        assert (left.actions, left.missing) == ((), ()), case
+
+
+def require_right_clone(mirror: Storage, other: Storage, query: Query, newest: int) -> None:
+    """Require that Spark can start from a clone of a mirror which a crash stopped."""
+    scratch = query.folder / "clones" / other.url.rpartition("/")[2]
+    cloned(mirror, other, scratch, by=maintainer(), batch=newest, stopped=True)
+    assert catalog.newest_begun(other) == newest
+    assert newest == 0 or other.stat(names.offsets(newest - 1)) is not None
+    assert query_of(query, other, scratch, newest).is_right()
+
+
+def _deletes_a_commit(case: Case) -> bool:
+    return case.request.kind is Kind.DELETE and case.request.path.startswith(names.COMMITS)
+
+
+COPIES: dict[str, type[Crashing]] = {
+    "clone own v2 in batch logs": Cloning,
+    "clone native v1": CloningV1,
+    "mirror own v2": Mirroring,
+    "mirror native v1": MirroringV1,
+    "savepoint with files": SavingFiles,
+    "savepoint with rows": SavingRows,
+    "deletion of a savepoint": Removing,
+    "unpack": Unpacking,
+}

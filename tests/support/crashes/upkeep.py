@@ -1,0 +1,112 @@
+"""Snapshots and retention that die: no version is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.upkeep import retention
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import SkipReason, SnapshotPolicy
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.retention import Retention
+from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
+from statekeeper.statestore.storage import Storage
+from tests.support import runs, snapshots, verbs
+from tests.support.checkpoints import Checkpoint
+from tests.support.crashes import AnyVerb, Case, Crashing, Roots
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.hosts import column
+from tests.support.maintainers import maintainer
+
+
+class _OfCheckpoint(Crashing):
+    made: Checkpoint
+
+    def ready(self) -> Roots:
+        return [self.place.copied(self.made.storage)]
+
+
+class Snapshotting(_OfCheckpoint):
+    """A store with a snapshot and a tail of two changelogs."""
+
+    verb: AnyVerb = Snapshot
+    fewest, every, in_a_bucket = 25, 1, 5
+    policies = Policies(SnapshotPolicy(changelogs=1), mode=Mode.FULL)
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.made = Checkpoint(self.place.base_root(), folder, partitions=1)
+        self.made.grow(4)
+        snapshots.take(self.made.storage, folder)
+        self.made.grow(2)
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        prepared = verbs.snapshot.plan(roots[0], self.policies, clock=clock)
+        verbs.snapshot.execute(roots[0], prepared, maintainer(clock), scratch=self.place.scratch())
+
+    def must_fail(self, case: Case) -> bool:
+        # A failure does not stop the snapshots of other stores.
+        return False
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        self.model(self.made, roots[0]).assert_right(self.place.scratch())
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert [left.reason for left in snapshots.planned(roots[0]).leave] == [SkipReason.AT_HEAD], case
+        self.model(self.made, roots[0]).assert_snapshots_are_right(self.place.scratch())
+
+
+POLICY = RetentionPolicy(versions=3, grace_seconds=0)
+RETAINED_BATCHES = (9, 10, 11)
+
+
+class Collecting(_OfCheckpoint):
+    """Three snapshots, an attempt that was never committed, and a table that no zip names."""
+
+    verb: AnyVerb = Retention
+    fewest, every, in_a_bucket = 60, 3, 1
+    structure = Structure.V2
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.made = made = Checkpoint(self.place.base_root(), folder, partitions=1, structure=self.structure)
+        for _ in range(3):
+            made.grow(4)
+            snapshots.take(made.storage, folder)
+        with made.load(made.stores[0], made.versions[5][0], folder / "zombie") as opened:
+            opened.put(column([b"of a zombie"]), column([b"x"]))
+            opened.commit()
+        made.storage.create(made.stores[0].table_file(f"000999-{RandomIds().fresh()}.sst"), b"of nobody")
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        gathered = retention.gather(roots[0], POLICY, clock=clock)
+        planned = retention.plan(gathered, POLICY)
+        runs.delete(roots[0], gathered, planned, holder="a test", clock=clock, ids=RandomIds())
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        self.left = what_is_left(roots[0])
+        assert len(self.left) < len(what_is_left(self.made.storage))
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        for batch in RETAINED_BATCHES:
+            self.model(self.made, roots[0]).assert_right(self.place.scratch(), batch)
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert what_is_left(roots[0]) == self.left, case
+
+
+class CollectingV1(Collecting):
+    is_slow, structure, in_a_bucket = True, Structure.V1, 0
+
+
+def what_is_left(storage: Storage) -> set[str]:
+    """All files but those about the runs themselves."""
+    of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.DELETING}/")
+    return {entry.path for entry in storage.list("") if not entry.path.startswith(of_runs)}
+
+
+UPKEEP: dict[str, type[Crashing]] = {"snapshot": Snapshotting, "gc v2": Collecting, "gc v1": CollectingV1}
