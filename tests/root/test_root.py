@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -28,6 +29,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.root.state_root import Done, Ready, StateRoot
 from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import Kind, Storage, StorageSpec, open_storage
+from tests.support.checkpoints import copy_files
 from tests.support.faulty_storage import FaultyStorage, Request, SimulatedCrash, crash_matrix
 from tests.support.roots import (
     GROWN,
@@ -62,14 +64,15 @@ def kind_and_folder(request: Request) -> tuple[Kind, str]:
     ],
 )
 def test_after_a_crash_at_any_request_of_a_batch_the_next_driver_continues(
-    storage_spec: StorageSpec, batch: int, expected_cases: int, structure: Structure
+    storage_spec: StorageSpec, tmp_path: Path, batch: int, expected_cases: int, structure: Structure
 ) -> None:
+    base, world_before = open_storage(str(tmp_path / "base")), World(structure=structure)
+    for earlier in range(batch):
+        world_before.run(base, earlier)
+
     def grown(number: object) -> tuple[Storage, World]:
         storage = open_storage(replace(storage_spec, url=f"{storage_spec.url}-{number}"))
-        world = World(structure=structure)
-        for earlier in range(batch):
-            world.run(storage, earlier)
-        return storage, world
+        return copy_files(base, storage), replace(world_before, sink=dict(world_before.sink))
 
     storage, world = grown("whole")
     whole = FaultyStorage(storage)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer
-from statekeeper.statestore.storage import Entry, Storage
+from statekeeper.statestore.storage import Entry, Storage, open_storage
 from tests.support import verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintained_query import Query, maintained_query
@@ -66,8 +70,16 @@ Roots = tuple[Storage, Storage]
 
 
 def made(storage: Storage, folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
-    """Eight batches with a snapshot after the fifth."""
-    query = maintained_query(storage, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
+    """Eight batches with a snapshot after the fifth. They are committed once in each process, and then copied."""
+    return _base(kind, structure, in_batch_logs).copied_to(storage, folder)
+
+
+@cache
+def _base(kind: str, structure: Structure, in_batch_logs: bool) -> Query:
+    folder = Path(tempfile.mkdtemp(prefix="base of clones"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    root = open_storage(str(folder / "root"))
+    query = maintained_query(root, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
     query.snapshot()
     query.grow(3)
     return query

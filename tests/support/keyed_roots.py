@@ -149,6 +149,7 @@ class KeyedRoot:
         heads = catalog.heads_at(self.storage, newest if batch is None else batch).heads
         counts = Counter(place.operator for place in heads)
         found = {}
+        snapshots = catalog.snapshots(self.storage)
         host = self.folder / f"reader-{RandomIds().fresh()}"
         for place, head in heads.items():
             address = StoreAddress(place, host / f"{place.operator}-{place.partition}")
@@ -158,7 +159,7 @@ class KeyedRoot:
                 storage=self.storage,
                 clock=SystemClock(),
                 ids=RandomIds(),
-                snapshots=catalog.snapshots(self.storage).get(place, ()),
+                snapshots=snapshots.get(place, ()),
                 structure=self.structure,
             ) as held:
                 rows = dict(held.scan())

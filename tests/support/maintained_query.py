@@ -52,6 +52,13 @@ class Query:
     def by(self) -> Maintainer:
         return Maintainer("a test", SleeplessClock(SystemClock().now_seconds()), RandomIds())
 
+    def copied_to(self, storage: Storage, folder: Path) -> Query:
+        """Return the same query in another, empty storage."""
+        shadow = self.shadow
+        if shadow is not None:
+            shadow = shadow.copied_to(open_storage(str(folder / "shadow")), folder / "shadow job")
+        return Query(self.checkpoint.copied_to(storage, folder / "job"), folder, shadow)
+
     def grow(self, batches: int) -> None:
         """Commit this number of batches in the current structure of the checkpoint."""
         made = self.checkpoint

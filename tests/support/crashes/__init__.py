@@ -74,7 +74,7 @@ class Place:
         """Copy a root with its hidden files. URLs in it that name its location name the new one."""
         copied = self.new_root(side)
         if storage.url.startswith("file:") and self.is_disk:
-            # No hard links: tests, and copies that die, write into existing files.
+            # No hard links: `update_urls` writes into the files.
             target = path_of(copied)
             shutil.copytree(path_of(storage), target, copy_function=shutil.copyfile)
             update_urls(target, target.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, evolved_roots, loads, switching
 from tests.support.checkpoints import Checkpoint
-from tests.support.crashes import AnyVerb, Case, Crashing, Place, Roots, differing, path_of
+from tests.support.crashes import AnyVerb, Case, Crashing, Place, Roots, path_of
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import abort, all_rows, rescale
@@ -49,6 +50,8 @@ class Rewriting(Crashing):
     """Whether the undo of a rewrite is disturbed. It is not begun again, and need not be finished."""
     keeps_all = False
     """Whether a finished rewrite leaves each file as it was."""
+    commit_in_a_bucket: int | None = None
+    """CI also runs the verb in a bucket, where it dies after it has rewritten the commit of this batch."""
     original: dict[str, bytes] | None = None
     """What a reversed rewrite leaves as it was, if the base is no longer as it was before the rewrite."""
 
@@ -98,6 +101,11 @@ class Rewriting(Crashing):
             and newest is not None
             and rewrite_journal.ending(storage, newest.begun) is Ending.SWITCHED
         )
+
+    def some_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
+        commit = None if self.commit_in_a_bucket is None else names.commits(self.commit_in_a_bucket)
+        found = [one for one in self.cases if one.request.kind in WRITES and one.request.path == commit]
+        return [one for one in found if one.fault is Fault.AFTER] * self.in_a_bucket
 
     def all_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
         return some
@@ -281,9 +289,8 @@ class Aborting(OfArchive):
         self.abort(storage)
 
     def some(self, turn: int) -> list[Case]:
-        return [
-            one for one in differing(self.cases) if one.fault is not Fault.LOST_REPLY and one.request.kind in WRITES
-        ]
+        """Return a crash after each write."""
+        return [one for one in self.cases if one.fault is Fault.AFTER and one.request.kind in WRITES]
 
     def check_dead(self, storage: Storage, case: Case) -> None:
         super().check_dead(storage, case)
@@ -300,6 +307,7 @@ def aborting(died_at: str) -> type[Rewriting]:
 class RescalingOfRoot(Rewriting):
     """A state root of `pipelines`, from two partitions to three."""
 
+    in_a_bucket, commit_in_a_bucket = 2, 1  # once to finish it, and once to reverse it
     verb = rewrites.Rescale
 
     def make_base(self) -> None:
@@ -308,8 +316,7 @@ class RescalingOfRoot(Rewriting):
         self.first.grow(2, keys=6)
 
     def _root(self, storage: Storage) -> KeyedRoot:
-        twin = self.first
-        return KeyedRoot(storage, self.folder, 2, 16, False, twin.structure, dict(twin.rows), twin.batches)
+        return replace(self.first, storage=storage, folder=self.place.scratch(), rows=dict(self.first.rows))
 
     def rewrite(self, storage: Storage, *, clock: Clock | None = None) -> None:
         rescale(storage, 3, self.folder, clock=clock)
@@ -327,7 +334,12 @@ class RescalingOfRoot(Rewriting):
 
     def check_ended(self, storage: Storage, case: Case, *, is_done: bool) -> None:
         assert read_binding(storage)[0].partitions == (3 if is_done else 2), case
-        self._root(storage).assert_right(3 if is_done else 2)
+        root, partitions = self._root(storage), 3 if is_done else 2
+        root.assert_right(partitions)
+        if not self.place.is_disk:
+            root.grow(1)
+            root.assert_right(partitions)
+            clean(storage, self.place.scratch())
 
 
 def evolving(*, of_undo: bool = False) -> type[Rewriting]:
@@ -350,14 +362,6 @@ def evolving(*, of_undo: bool = False) -> type[Rewriting]:
                 # An undo that has deleted new snapshots can only be completed.
                 self.abort(storage)
 
-        def some_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
-            """After the newest commit was rewritten."""
-            return [
-                case
-                for case in self.cases
-                if (case.request.kind in WRITES, case.request.path, case.fault) == (True, names.commits(0), Fault.AFTER)
-            ]
-
         def kept(self, storage: Storage) -> dict[str, bytes]:
             return _described(storage)
 
@@ -379,7 +383,7 @@ def evolving(*, of_undo: bool = False) -> type[Rewriting]:
                 clean(storage, self.place.scratch())
 
     Evolving.of_undo, Evolving.verb = of_undo, rewrites.Revert if of_undo else rewrites.Evolve
-    Evolving.in_a_bucket = int(not of_undo)
+    Evolving.in_a_bucket, Evolving.commit_in_a_bucket = (0, None) if of_undo else (1, 0)
     Evolving.fewest = 30 if of_undo else 100
     return Evolving
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.upkeep import retention
@@ -17,9 +19,13 @@ from statekeeper.statestore.storage import Storage
 from tests.support import runs, snapshots, verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.crashes import AnyVerb, Case, Crashing, Roots
-from tests.support.faulty_storage import FaultyStorage
+from tests.support.faulty_storage import FaultyStorage, Request
 from tests.support.hosts import column
+from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import maintainer
+from tests.support.rescales import rescale
+from tests.support.retention import take_snapshots
+from tests.support.switching import WRITES
 
 
 class _OfCheckpoint(Crashing):
@@ -82,10 +88,7 @@ class Collecting(_OfCheckpoint):
         made.storage.create(made.stores[0].table_file(f"000999-{RandomIds().fresh()}.sst"), b"of nobody")
 
     def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
-        clock = clock or SystemClock()
-        gathered = retention.gather(roots[0], POLICY, clock=clock)
-        planned = retention.plan(gathered, POLICY)
-        runs.delete(roots[0], gathered, planned, holder="a test", clock=clock, ids=RandomIds())
+        collect(roots[0], POLICY, clock)
 
     def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
         self.left = what_is_left(roots[0])
@@ -103,10 +106,63 @@ class CollectingV1(Collecting):
     is_slow, structure, in_a_bucket = True, Structure.V1, 0
 
 
+class CollectingRemoved(Crashing):
+    """A root of which a rescale has removed two of four partitions."""
+
+    verb: AnyVerb = Retention
+    fewest, every = 40, 6
+    in_batch_logs = False
+    policy = RetentionPolicy(versions=1, grace_seconds=0, quarantine_seconds=0)
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.root = KeyedRoot(self.place.base_root(), folder, 4, 16, self.in_batch_logs)
+        self.root.grow(2)
+        take_snapshots(self.root.storage, folder)
+        self.root.grow(1)
+        rescale(self.root.storage, 2, folder)
+        self.root.grow(1)
+        take_snapshots(self.root.storage, folder)
+
+    def ready(self) -> Roots:
+        return [self.place.copied(self.root.storage)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        collect(roots[0], self.policy, clock)
+
+    def chosen(self, trace: Sequence[Request]) -> Sequence[Request]:
+        return [one for one in trace if one.kind in WRITES]
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        replace(self.root, storage=roots[0], folder=self.place.scratch()).assert_right(2)
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        assert {store.partition for store in catalog.files(roots[0])} == {0, 1}, case
+        self.check_half(roots, case)
+
+
+class CollectingRemovedInBatchLogs(CollectingRemoved):
+    in_batch_logs = True
+
+
+def collect(storage: Storage, policy: RetentionPolicy, clock: Clock | None) -> None:
+    """Run retention like `statekeeper gc --apply`."""
+    clock = clock or SystemClock()
+    gathered = retention.gather(storage, policy, clock=clock)
+    planned = retention.plan(gathered, policy)
+    runs.delete(storage, gathered, planned, holder="a test", clock=clock, ids=RandomIds())
+
+
 def what_is_left(storage: Storage) -> set[str]:
     """All files but those about the runs themselves."""
     of_runs = (f"{names.LEASES}/", f"{names.HISTORY}/", f"{names.DELETING}/")
     return {entry.path for entry in storage.list("") if not entry.path.startswith(of_runs)}
 
 
-UPKEEP: dict[str, type[Crashing]] = {"snapshot": Snapshotting, "gc v2": Collecting, "gc v1": CollectingV1}
+UPKEEP: dict[str, type[Crashing]] = {
+    "snapshot": Snapshotting,
+    "gc v2": Collecting,
+    "gc v1": CollectingV1,
+    "gc of removed partitions": CollectingRemoved,
+    "gc of removed partitions in batch logs": CollectingRemovedInBatchLogs,
+}

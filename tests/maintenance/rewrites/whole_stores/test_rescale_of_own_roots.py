@@ -17,13 +17,12 @@ from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.root.state_root import Ready
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention
-from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
-from tests.support.rescales import abort, all_rows, planned, rescale
+from tests.support.rescales import all_rows, planned, rescale
 from tests.support.rewinds import rewound
 from tests.support.roots import opened, outer
 from tests.support.s3_server import S3Server, Wire
-from tests.support.switching import WRITES, after_the_dead, switch
+from tests.support.switching import switch
 from tests.support.twins import clean, statekeeper
 
 
@@ -232,31 +231,4 @@ def test_a_root_in_a_bucket_is_rescaled_although_replies_are_lost(
     retention.collect(storage, retention.planned(storage, RetentionPolicy(versions=1, grace_seconds=0)))
     root.assert_right(2)
     assert {store.partition for store in catalog.files(storage)} == {0, 1}
-    clean(storage, tmp_path)
-
-
-class DiesAtCommit(FaultyStorage):
-    """Dies when the newest commit is rewritten."""
-
-    def _fault_of(self, request: Request) -> Fault | None:
-        return Fault.AFTER if request.path == names.commits(1) and request.kind in WRITES else None
-
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finish", "abort"])
-def test_a_rescale_in_a_bucket_that_dies_after_its_commit_is_finished_or_reversed(
-    finish: bool, s3_server: S3Server, tmp_path: Path
-) -> None:
-    storage = open_storage(f"s3://{s3_server.make_bucket()}/root", options=s3_server.options)
-    root = KeyedRoot(storage, tmp_path, partitions=2, key_groups=16)
-    root.grow(2)
-    with pytest.raises(SimulatedCrash):
-        rescale(DiesAtCommit(storage), 3, tmp_path)
-    root.assert_right(3)
-    if finish:
-        rescale(storage, 3, tmp_path, clock=after_the_dead())
-    else:
-        abort(storage, clock=after_the_dead())
-    root.assert_right(3 if finish else 2)
-    root.grow(1)
-    root.assert_right(3 if finish else 2)
     clean(storage, tmp_path)

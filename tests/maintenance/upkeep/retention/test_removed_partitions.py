@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
@@ -18,34 +16,35 @@ from statekeeper.statestore.maintenance.upkeep import retention as verb
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy, Rule
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import retention, runs
-from tests.support.faulty_storage import FaultyStorage, SimulatedCrash, crash_matrix
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import all_rows, rescale
 from tests.support.rewinds import rewound
-from tests.support.switching import WRITES, after_the_dead
 from tests.support.twins import clean
 from tests.support.unpacked import unpacked
 
 NEWEST = RetentionPolicy(versions=1, grace_seconds=0, quarantine_seconds=0)
 NATIVE = Path(__file__).parents[3] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
-SHARE = 6
-"""CI disturbs one of this number of the writes of gc. The slow test disturbs all."""
 IN_ONE_OPERATOR = (4, 2)
 """The number of partitions before and after the rescale."""
 
 
-@pytest.fixture(params=[False, True], ids=["stores", "batch"])
-def root(tmp_path: Path, request: pytest.FixtureRequest) -> KeyedRoot:
-    """A root of which a rescale has removed two of four partitions, and whose job has not continued."""
+@pytest.fixture(scope="session", params=[False, True], ids=["stores", "batch"])
+def rescaled(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> KeyedRoot:
     before, after = IN_ONE_OPERATOR
-    (tmp_path / "root").mkdir()
-    storage = open_storage(str(tmp_path / "root"))
-    root = KeyedRoot(storage, tmp_path, partitions=before, key_groups=16, in_batch_logs=request.param)
+    folder = tmp_path_factory.mktemp("rescaled")
+    storage = open_storage(str(folder / "root"))
+    root = KeyedRoot(storage, folder, partitions=before, key_groups=16, in_batch_logs=request.param)
     root.grow(2)
-    retention.take_snapshots(storage, tmp_path)
+    retention.take_snapshots(storage, folder)
     root.grow(1)
-    rescale(storage, after, tmp_path)
+    rescale(storage, after, folder)
     return root
+
+
+@pytest.fixture
+def root(rescaled: KeyedRoot, tmp_path: Path) -> KeyedRoot:
+    """A root of which a rescale has removed two of four partitions, and whose job has not continued."""
+    return rescaled.copied_to(open_storage(str(tmp_path / "root")), tmp_path)
 
 
 def rules(storage: Storage, policy: RetentionPolicy = NEWEST) -> Counter[Rule]:
@@ -190,33 +189,3 @@ def test_gc_deletes_the_removed_partition_of_a_native_query(tmp_path: Path) -> N
     assert {store.partition for store in catalog.files(storage)} == {0, 1}
     assert all_rows(checkpoint) == rows
     clean(storage, tmp_path)
-
-
-@pytest.mark.parametrize("share", [SHARE, pytest.param(1, marks=pytest.mark.slow)])
-def test_after_any_failed_write_of_gc_the_root_loads_and_a_second_run_deletes_the_rest(
-    root: KeyedRoot, tmp_path: Path, share: int
-) -> None:
-    root.grow(1)
-    retention.take_snapshots(root.storage, tmp_path)
-
-    def copied(name: str) -> KeyedRoot:
-        (tmp_path / name).mkdir()
-        return root.copied_to(open_storage(str(tmp_path / name)), tmp_path)
-
-    def collect(storage: Storage) -> None:
-        gathered = verb.gather(storage, NEWEST, clock=SystemClock())
-        planned = verb.plan(gathered, NEWEST)
-        list(runs.delete(storage, gathered, planned, holder="a test", clock=after_the_dead(), ids=RandomIds()))
-
-    rehearsal = FaultyStorage(copied("rehearsal").storage)
-    collect(rehearsal)
-    cases = [case for case in crash_matrix(rehearsal.trace) if case[0].kind in WRITES][::share]
-    assert len(cases) >= 40 // share
-    for number, (request, fault) in enumerate(cases):
-        played = copied(f"case-{number}")
-        with suppress(SimulatedCrash, StatekeeperError):
-            collect(FaultyStorage(played.storage, {request.number: fault}))
-        played.assert_right(2)
-        collect(played.storage)
-        assert {store.partition for store in catalog.files(played.storage)} == {0, 1}, (request, fault)
-        played.assert_right(2)
