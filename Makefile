@@ -39,9 +39,8 @@ lint: env
 	$(BIN)/lint-imports
 
 # Several test processes at once would fetch the same files.
-FETCH := from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session; spark_session('jars', packages=S3A_PACKAGES).stop()
-.venv/.jars: .venv/.made pipelines/startup/session.py
-	@$(BIN)/python -c "$(FETCH)" 2> $@.log || { cat $@.log; exit 1; }
+.venv/.jars: .venv/.made pipelines/startup/session.py tests/support/java.py
+	@$(BIN)/python -m tests.support.java > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
 # The tests wait for thousands of small files to be on disk. With 8 GB free in memory, their temporary folder is there.

@@ -39,6 +39,7 @@ from tests.faults.disk_plot import draw
 from tests.faults.flights_under_fire import changelogs, commits_of_sinks
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
 from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
+from tests.support import java
 from tests.support.final_files import Findings, examine
 from tests.support.processes import in_session, kill
 
@@ -97,8 +98,8 @@ class Campaign:
         environment = os.environ | {
             "TMPDIR": str(scratch),
             "SPARK_LOCAL_DIRS": str(scratch),
-            # A JVM that lives for half a minute spends most of it on compiling itself: the quick compiler only.
-            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",
+            "JDK_JAVA_OPTIONS": java.options(),
         }
         with log.open("wb") as output:
             return subprocess.Popen(

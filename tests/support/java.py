@@ -1,0 +1,57 @@
+"""The options of Java for tests, and an archive of Spark's classes, from which a JVM starts in two thirds of the time.
+
+    python -m tests.support.java
+
+makes the archive, and fetches the packages that a session of the tests needs. It is valid for this environment: with other
+JAR files, or with those of another environment, Java ignores it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
+
+ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
+
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Many small queries run in short processes: the optimizing compiler costs more time than it saves."""
+_SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+
+
+def options() -> str:
+    """The value of `JDK_JAVA_OPTIONS`."""
+    archive = (f"-XX:SharedArchiveFile={ARCHIVE}", *_SILENT) if ARCHIVE.exists() else ()
+    return " ".join((*_QUICK, *archive))
+
+
+def _run_queries(folder: Path, archive: Path) -> None:
+    """Load the classes of the usual tests: tables, a stateful query, Python functions, state that is read."""
+    conf = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}", "spark.sql.shuffle.partitions": "2"}
+    session = spark_session("jars", master="local[2]", conf=conf, packages=S3A_PACKAGES)
+    table, target, checkpoint = (str(folder / name) for name in ("table", "target", "checkpoint"))
+    session.range(100).write.format("delta").save(table)
+    counts = session.readStream.format("delta").load(table).groupBy("id").count()
+    query = counts.writeStream.format("delta").outputMode("complete").option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start(target).awaitTermination()
+    rows = session.read.format("statestore").load(checkpoint)
+    assert rows.mapInArrow(lambda batches: batches, rows.schema).count() == 100
+    java = session.sparkContext._gateway.proc
+    session.stop()
+    java.stdin.close()
+    java.wait()
+
+
+def main() -> None:
+    os.environ["JDK_JAVA_OPTIONS"] = " ".join((*_QUICK, *_SILENT))
+    making = ARCHIVE.with_name(f"{ARCHIVE.name}.{os.getpid()}")
+    with tempfile.TemporaryDirectory() as folder:
+        _run_queries(Path(folder), making)
+    making.replace(ARCHIVE)
+
+
+if __name__ == "__main__":
+    main()
