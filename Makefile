@@ -39,8 +39,8 @@ lint: env
 	$(BIN)/lint-imports
 
 # Several test processes at once would fetch the same files.
-.venv/.jars: .venv/.made pipelines/startup/session.py tests/support/java.py
-	@$(BIN)/python -m tests.support.java > $@.log 2>&1 || { cat $@.log; exit 1; }
+.venv/.jars: .venv/.made pipelines/startup/session.py tests/support/quick_spark.py
+	@$(BIN)/python -m tests.support.quick_spark > $@.log 2>&1 || { cat $@.log; exit 1; }
 	@touch $@
 
 # The tests wait for thousands of small files to be on disk. With 8 GB free in memory, their temporary folder is there.

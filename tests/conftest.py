@@ -14,13 +14,13 @@ from hypothesis import settings
 from statekeeper.statestore.base.extras import missing
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
-from tests.support import java, units
+from tests.support import quick_spark, units
 from tests.support.s3_server import S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-os.environ.setdefault("JDK_JAVA_OPTIONS", java.options())
+os.environ.setdefault("JDK_JAVA_OPTIONS", quick_spark.java_options())
 
 SHARE_ON_S3 = 6
 """One of this number of maintenance tests also runs on S3 in CI."""
@@ -93,12 +93,6 @@ def delta_session(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 
     units.require_room_for(pytestconfig, units.SPARK_SESSION, most=units.MOST_SPARK_SESSIONS)
-    # Code is generated and compiled for each query: with these few rows, it costs more than half of the time.
-    conf = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
-    session = spark_session("statekeeper-tests", master="local[2,3]", conf=conf, packages=S3A_PACKAGES)
+    session = spark_session("statekeeper-tests", master="local[2,3]", conf=quick_spark.CONF, packages=S3A_PACKAGES)
     yield session
     session.stop()

@@ -39,7 +39,7 @@ from tests.faults.disk_plot import draw
 from tests.faults.flights_under_fire import changelogs, commits_of_sinks
 from tests.faults.kill_points import SHORT, Point, Shot, outcomes_after, shots
 from tests.faults.maintenance_loop import RETAIN, MaintenanceLoop
-from tests.support import java
+from tests.support import quick_spark
 from tests.support.final_files import Findings, examine
 from tests.support.processes import in_session, kill
 
@@ -99,7 +99,7 @@ class Campaign:
             "TMPDIR": str(scratch),
             "SPARK_LOCAL_DIRS": str(scratch),
             "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",
-            "JDK_JAVA_OPTIONS": java.options(),
+            "JDK_JAVA_OPTIONS": quick_spark.java_options(),
         }
         with log.open("wb") as output:
             return subprocess.Popen(

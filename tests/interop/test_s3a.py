@@ -13,17 +13,11 @@ from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.format.structure import Structure
 from tests.support import remote_queries
 from tests.support.native import FORMAT, OPERATORS
+from tests.support.quick_spark import BY_FILE_SYSTEM
 from tests.support.s3_server import S3Server
 from tests.support.spark_on_s3a import BucketQuery, connect, environment
 
 pytestmark = pytest.mark.spark
-
-CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
-RENAMES = {
-    CHECKPOINT_FILES: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-}
-"""Spark's default for a bucket is the one on FileContext; this is the other one."""
-
 
 @pytest.fixture
 def bucket(spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
@@ -53,9 +47,9 @@ def test_a_checkpoint_in_a_bucket_is_audited_compacted_and_cleaned_and_spark_con
     ("name", "confs"),
     [
         ("aggregation", {FORMAT: "1"}),
-        ("aggregation", {FORMAT: "2", **RENAMES}),
+        ("aggregation", {FORMAT: "2", **BY_FILE_SYSTEM}),
         ("transformWithState", {FORMAT: "2"}),
-        ("join 2", {FORMAT: "1", **RENAMES}),
+        ("join 2", {FORMAT: "1", **BY_FILE_SYSTEM}),
     ],
 )
 def test_spark_on_s3_continues_after_each_verb_like_an_unmaintained_twin(

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
-from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, configured, state
+from tests.support.quick_spark import SPARKS_DEFAULT
 from tests.support.twins import statekeeper
 
 pytestmark = pytest.mark.spark
@@ -73,12 +74,14 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def queries(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+def queries(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Made]]:
     folder = tmp_path_factory.mktemp("damaged")
-    return {
-        structure: Made(NativeQuery(spark, folder / structure, OPERATORS["aggregation"], {FORMAT: structure}))
-        for structure in ("1", "2")
-    }
+    # Only Spark's default writes and reads Hadoop's hidden checksums of local files.
+    with configured(spark, SPARKS_DEFAULT):
+        yield {
+            structure: Made(NativeQuery(spark, folder / structure, OPERATORS["aggregation"], {FORMAT: structure}))
+            for structure in ("1", "2")
+        }
 
 
 @pytest.fixture

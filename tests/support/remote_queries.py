@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
 from tests.interop.soak import Maintenance, expected
-from tests.support.native import NativeQuery, state
+from tests.support.native import NativeQuery, Operator, state
 from tests.support.native_queries import held, switched
+from tests.support.quick_spark import SPARKS_DEFAULT
 from tests.support.twins import changelogs, statekeeper, take_wrong_snapshots
 
 AT_HEAD = ("--at-head", "--confirm-stopped", "--mode", "snapshots")
@@ -37,6 +39,9 @@ ONLY_LOOK = ("inspect", "audit", "dump", "diff", "repair")
 
 class ElsewhereQuery(NativeQuery, ABC):
     """A query whose checkpoint Spark and Statekeeper reach each in its own way."""
+
+    def __init__(self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str]) -> None:
+        super().__init__(spark, folder, operator, {**SPARKS_DEFAULT, **confs})
 
     @property
     @abstractmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 from tests.interop.sequences import __doc__ as purpose
 from tests.interop.sequences.play import Plan, Player, Result, known_defect
-from tests.support import java
+from tests.support import quick_spark
 from tests.support.s3_server import S3Server
 from tests.support.spark_on_s3a import connect, environment
 
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--steps", help="play only these steps of the seed, for example 0,3,4")
     parser.add_argument("--no-shrink", action="store_true", help="show a failed sequence as it is")
     options = parser.parse_args()
-    os.environ.setdefault("JDK_JAVA_OPTIONS", java.options())
+    os.environ.setdefault("JDK_JAVA_OPTIONS", quick_spark.java_options())
     server = S3Server()
     server.start()
     os.environ.update(environment(server))

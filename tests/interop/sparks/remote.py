@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support import java
+from tests.support import quick_spark
 from tests.support.native import OPERATORS, NativeQuery
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = REPOSITORY / "var" / "sparks"
 MINORS = ("3.5", "4.0", "4.1", "4.2", "4.3")
-_JAVA = {"JDK_JAVA_OPTIONS": java.options(), "SPARK_LOCAL_IP": "127.0.0.1"}
+_JAVA = {"JDK_JAVA_OPTIONS": quick_spark.java_options(), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 class Refused(Exception):

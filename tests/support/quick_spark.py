@@ -1,9 +1,9 @@
-"""The options of Java for tests, and an archive of Spark's classes, from which a JVM starts in two thirds of the time.
+"""What makes Spark quick in tests: short processes with many small queries.
 
-    python -m tests.support.java
+    python -m tests.support.quick_spark
 
-makes the archive, and fetches the packages that a session of the tests needs. It is valid for this environment: with other
-JAR files, or with those of another environment, Java ignores it.
+makes an archive of Spark's classes, from which a JVM starts in two thirds of the time, and fetches the packages that a session
+of the tests needs. The archive is valid for this environment: with other JAR files, Java ignores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,24 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
-def options() -> str:
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing."
+BY_FILE_SYSTEM = {CHECKPOINT_FILES: f"{_MANAGERS}FileSystemBasedCheckpointFileManager"}
+SPARKS_DEFAULT = {CHECKPOINT_FILES: f"{_MANAGERS}FileContextBasedCheckpointFileManager"}
+"""How Spark renames a file of a checkpoint. On a local disk its default starts a process, `readlink`, for each file."""
+
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    # Code is generated and compiled for each query: with a few rows, it costs more than half of the time.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Delta's default, too, starts `readlink` for each file of its log. This one is safe within a process.
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+    **BY_FILE_SYSTEM,
+}
+
+
+def java_options() -> str:
     """The value of `JDK_JAVA_OPTIONS`."""
     archive = (f"-XX:SharedArchiveFile={ARCHIVE}", *_SILENT) if ARCHIVE.exists() else ()
     return " ".join((*_QUICK, *archive))
