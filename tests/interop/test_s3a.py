@@ -19,6 +19,7 @@ from tests.support.spark_on_s3a import BucketQuery, connect, environment
 
 pytestmark = pytest.mark.spark
 
+
 @pytest.fixture
 def bucket(spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server, known to Spark and to the command."""

@@ -2,8 +2,8 @@
 
     python -m tests.support.quick_spark
 
-makes an archive of Spark's classes, from which a JVM starts in two thirds of the time, and fetches the packages that a session
-of the tests needs. The archive is valid for this environment: with other JAR files, Java ignores it.
+makes an archive of Spark's classes, from which a JVM starts in two thirds of the time, and fetches the packages that a
+session of the tests needs. The archive is valid for this environment: with other JAR files, Java ignores it.
 """
 
 from __future__ import annotations
