@@ -56,7 +56,9 @@ def _run_queries(folder: Path, archive: Path) -> None:
     query.trigger(availableNow=True).start(target).awaitTermination()
     rows = session.read.format("statestore").load(checkpoint)
     assert rows.mapInArrow(lambda batches: batches, rows.schema).count() == 100
-    java = session.sparkContext._gateway.proc
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    java = gateway.proc
     session.stop()
     java.stdin.close()
     java.wait()
