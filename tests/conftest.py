@@ -94,5 +94,7 @@ def delta_session(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
 
     units.require_room_for(pytestconfig, units.SPARK_SESSION, most=units.MOST_SPARK_SESSIONS)
     session = spark_session("statekeeper-tests", master="local[2,3]", conf=quick_spark.CONF, packages=S3A_PACKAGES)
+    for name, value in quick_spark.BY_FILE_SYSTEM.items():
+        session.conf.set(name, value)
     yield session
     session.stop()

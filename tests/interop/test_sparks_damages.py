@@ -23,8 +23,8 @@ from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity, gather, judge
 from statekeeper.statestore.storage import open_storage
-from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, configured, state
-from tests.support.quick_spark import SPARKS_DEFAULT
+from tests.support.native import CHANGELOGS, FORMAT, OPERATORS, NativeQuery, state
+from tests.support.quick_spark import as_users_have_it
 from tests.support.twins import statekeeper
 
 pytestmark = pytest.mark.spark
@@ -76,8 +76,7 @@ class Made:
 @pytest.fixture(scope="module")
 def queries(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Made]]:
     folder = tmp_path_factory.mktemp("damaged")
-    # Only Spark's default writes and reads Hadoop's hidden checksums of local files.
-    with configured(spark, SPARKS_DEFAULT):
+    with as_users_have_it(spark):
         yield {
             structure: Made(NativeQuery(spark, folder / structure, OPERATORS["aggregation"], {FORMAT: structure}))
             for structure in ("1", "2")

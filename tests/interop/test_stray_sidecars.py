@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind, Severity
 from statekeeper.statestore.storage import open_storage
 from tests.support.native import FORMAT, ONLY_CHANGELOGS, OPERATORS, NativeQuery, state
+from tests.support.quick_spark import as_users_have_it
 from tests.support.twins import statekeeper, take_snapshots
 
 pytestmark = pytest.mark.spark
@@ -35,13 +37,20 @@ def leave_sidecars(query: NativeQuery) -> None:
         zipped.with_name(f".{zipped.name}.crc").write_bytes(b"crc\0\0\0\2\0" + bytes(4))
 
 
+@pytest.fixture
+def default_files(spark: SparkSession) -> Iterator[SparkSession]:
+    with as_users_have_it(spark):
+        yield spark
+
+
 @pytest.mark.parametrize(
     "operator",
     ["aggregation", *(pytest.param(name, marks=pytest.mark.slow) for name in ("join 3", "transformWithState"))],
 )
 def test_spark_continues_after_a_stray_sidecar_blocked_a_snapshot(
-    spark: SparkSession, tmp_path: Path, operator: str
+    default_files: SparkSession, tmp_path: Path, operator: str
 ) -> None:
+    spark = default_files
     query = NativeQuery(spark, tmp_path / "query", OPERATORS[operator], {**ONLY_CHANGELOGS, FORMAT: "2"})
     query.run(3)
     query.saved("middle")

@@ -11,7 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
 
@@ -22,21 +26,32 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
-CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
-_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing."
-BY_FILE_SYSTEM = {CHECKPOINT_FILES: f"{_MANAGERS}FileSystemBasedCheckpointFileManager"}
-SPARKS_DEFAULT = {CHECKPOINT_FILES: f"{_MANAGERS}FileContextBasedCheckpointFileManager"}
-"""How Spark renames a file of a checkpoint. On a local disk its default starts a process, `readlink`, for each file."""
-
 CONF = {
     "spark.sql.shuffle.partitions": "2",
     # Code is generated and compiled for each query: with a few rows, it costs more than half of the time.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Delta's default, too, starts `readlink` for each file of its log. This one is safe within a process.
+    # To rename a file on a local disk, Delta and Spark start a process, `readlink`. These start none.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
-    **BY_FILE_SYSTEM,
 }
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing."
+BY_FILE_CONTEXT = {CHECKPOINT_FILES: f"{_MANAGERS}FileContextBasedCheckpointFileManager"}
+BY_FILE_SYSTEM = {CHECKPOINT_FILES: f"{_MANAGERS}FileSystemBasedCheckpointFileManager"}
+"""It is set for the session, not for its context: `as_users_have_it` needs Spark's own default."""
+
+
+@contextmanager
+def as_users_have_it(spark: SparkSession) -> Iterator[None]:
+    """Until the block ends, rename files of checkpoints by Spark's default. Only it reads checkpoints on local disk without
+    the hidden checksums of Hadoop."""
+    before = spark.conf.get(CHECKPOINT_FILES, None)
+    spark.conf.unset(CHECKPOINT_FILES)
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(CHECKPOINT_FILES, before)
 
 
 def java_options() -> str:

@@ -16,7 +16,7 @@ from statekeeper.statestore.storage import open_storage
 from tests.interop.soak import Maintenance, expected
 from tests.support.native import NativeQuery, Operator, state
 from tests.support.native_queries import held, switched
-from tests.support.quick_spark import SPARKS_DEFAULT
+from tests.support.quick_spark import BY_FILE_CONTEXT
 from tests.support.twins import changelogs, statekeeper, take_wrong_snapshots
 
 AT_HEAD = ("--at-head", "--confirm-stopped", "--mode", "snapshots")
@@ -41,7 +41,7 @@ class ElsewhereQuery(NativeQuery, ABC):
     """A query whose checkpoint Spark and Statekeeper reach each in its own way."""
 
     def __init__(self, spark: SparkSession, folder: Path, operator: Operator, confs: Mapping[str, str]) -> None:
-        super().__init__(spark, folder, operator, {**SPARKS_DEFAULT, **confs})
+        super().__init__(spark, folder, operator, {**BY_FILE_CONTEXT, **confs})
 
     @property
     @abstractmethod
