@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
-from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 
@@ -62,6 +62,9 @@ def java_options() -> str:
 
 def _run_queries(folder: Path, archive: Path) -> None:
     """Load the classes of the usual tests: tables, a stateful query, Python functions, state that is read."""
+    # Imported on demand: the tests of the library run without Spark.
+    from statekeeper.pipelines.startup.session import S3A_PACKAGES, spark_session
+
     conf = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={archive}", "spark.sql.shuffle.partitions": "2"}
     session = spark_session("jars", master="local[2]", conf=conf, packages=S3A_PACKAGES)
     table, target, checkpoint = (str(folder / name) for name in ("table", "target", "checkpoint"))
