@@ -8,13 +8,12 @@ are a table: Dagster plots numbers, and one plot has the evaluations of all quer
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
 from statekeeper.assets import metadata
-from statekeeper.assets.partitions import QUERIES
+from statekeeper.assets.names import Check
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.base.messages import counted
@@ -60,68 +59,45 @@ _LOGS = frozenset(
 _CEILING = frozenset({FindingKind.NEAR_CEILING})
 
 
-def _spec(name: str, asset: str, description: str, *, blocking: bool = False) -> dg.AssetCheckSpec:
-    with warnings.catch_warnings():
-        # Partitioned checks are a preview of Dagster 1.13. They keep a status for each query.
-        warnings.simplefilter("ignore", dg.PreviewWarning)
-        return dg.AssetCheckSpec(name, asset=asset, description=description, blocking=blocking, partitions_def=QUERIES)
-
-
-TAIL_IS_SHORT = _spec(
+TAIL_IS_SHORT = Check(
     "tail_is_short",
-    "snapshot",
     "After the pass, the tail of every store is shorter than the policy's `snapshot.changelogs`. Red: a restart replays "
     "more changelogs than the policy allows. See `reasons` in the materialization: it names stores that cannot be loaded. "
     "In mode observe, Statekeeper takes no snapshots.",
 )
-LINEAGE_IS_GAPLESS = _spec(
+LINEAGE_IS_GAPLESS = Check(
     "lineage_is_gapless",
-    "lineage",
     "Every retained version of every store can be loaded: its changelogs and snapshots exist, are readable and form an "
     "unbroken lineage. Red: versions are lost, or depend on a single file. The finding names the file and the "
     "newest batch that can be restored. Restore the file from a backup; until then, retention deletes nothing.",
     blocking=True,
 )
-COMMIT_LOG_MATCHES_FILES = _spec(
+COMMIT_LOG_MATCHES_FILES = Check(
     "commit_log_matches_files",
-    "lineage",
     "The commit log has no gap, each batch has its offsets, and the metadata of the checkpoint agrees with them. Red: the "
     "query may not start, or some batches can no longer be restored. Follow the action of the finding; it names the file.",
     blocking=True,
 )
-FAR_FROM_LINEAGE_CEILING = _spec(
+FAR_FROM_LINEAGE_CEILING = Check(
     "far_from_lineage_ceiling",
-    "lineage",
     "The lineage in the next changelog is far from the 65,535 bytes that Spark can read. Red: the query stops after the "
     "number of commits in the finding. Take snapshots of all stores: `statekeeper snapshot QUERY --all`.",
 )
-RETENTION_FLOOR_IS_KEPT = _spec(
+RETENTION_FLOOR_IS_KEPT = Check(
     "retention_floor_is_kept",
-    "retention",
     "After the deletions, every version from the retention floor to the head can be loaded. Red: a version at or above the "
     'floor is lost. Stop maintenance (mode = "observe") and compare the plan in _statekeeper/history/ with the files.',
     blocking=True,
 )
-
-
-_HALF_DONE = "nothing_left_half_switched"
-
-
-def half_done_check(asset: str) -> dg.AssetCheckSpec:
-    """The check of the asset of a rewrite. See `nothing_left_half_switched`."""
-    return _spec(
-        _HALF_DONE,
-        asset,
-        "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
-        "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert`, "
-        "`edit`, `load` or `evolve`) with do: APPLY. To reverse it, launch it with do: ABORT.",
-        blocking=True,
-    )
-
-
-MIRROR_IS_FRESH = _spec(
+NOTHING_LEFT_HALF_SWITCHED = Check(
+    "nothing_left_half_switched",
+    "No switchover and no other rewrite of the state is incomplete. Red: one was interrupted, and the query must "
+    "not be started. To complete it, launch the asset that started it (`checkpoint_format`, `rescale`, `convert`, "
+    "`edit`, `load` or `evolve`) with do: APPLY. To reverse it, launch it with do: ABORT.",
+    blocking=True,
+)
+MIRROR_IS_FRESH = Check(
     "mirror_is_fresh",
-    "mirror",
     "The mirror follows its source, and its lag is at most `mirror.lag` of the query in statekeeper.toml. Red: a failover "
     "now would lose more batches than that. The result names the reason; run `statekeeper mirror QUERY` by hand and follow "
     "its error.",
@@ -161,7 +137,7 @@ def nothing_left_half_switched(journal: RewriteJournal | None, query: OpenedQuer
             query.command(begun.rewrite.value, *begun.goal, "--apply", "--confirm-stopped"),
         )
     return dg.AssetCheckResult(
-        check_name=_HALF_DONE,
+        check_name=NOTHING_LEFT_HALF_SWITCHED.name,
         passed=journal is None,
         severity=dg.AssetCheckSeverity.ERROR,
         description=description,

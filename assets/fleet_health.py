@@ -8,8 +8,7 @@ import dagster as dg
 
 from statekeeper.assets import metadata, pictures
 from statekeeper.assets.checks import describe, with_next
-from statekeeper.assets.retention import retention
-from statekeeper.assets.sources import GROUP, OWNERS
+from statekeeper.assets.names import Check, Names
 from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
@@ -27,12 +26,12 @@ _MATERIALIZATIONS = 20
 _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
 """The label of the previous release, whose values are seconds since the epoch."""
 
-ALL_QUERIES_HEALTHY = dg.AssetCheckSpec(
+ALL_QUERIES_HEALTHY = Check(
     "all_queries_healthy",
-    asset="fleet_health",
-    description="There is a query, the audit of each query is clean, and each query can be reached. Red: a query is broken "
+    "There is a query, the audit of each query is clean, and each query can be reached. Red: a query is broken "
     "*now*, and stays red until it is repaired; or no query was examined. The result names the query and its file, and the "
     "next command; `statekeeper audit QUERY` shows the actions.",
+    of_each_query=False,
 )
 
 
@@ -46,36 +45,40 @@ class FleetFacts:
     waiting: tuple[str, ...] = ()
 
 
-@dg.asset(
-    deps=[retention],
-    group_name=GROUP,
-    kinds={"rocksdb"},
-    owners=OWNERS,
-    tags={"statekeeper/does": "reads"},
-    code_version="1",
-    check_specs=[ALL_QUERIES_HEALTHY],
-    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
-)
-def fleet_health(context: dg.AssetExecutionContext, fleet: Fleet) -> dg.MaterializeResult:
-    """The health of all queries: head, tail, restore debt, live and reclaimable bytes, orphans, findings, and the time of
-    the last clean audit.
+def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    """Make the asset `fleet_health` of a fleet."""
 
-    Reads only; the figure `requests` is its cost. A run each hour examines every query, also queries that `maintain_query`
-    was not requested for.
-    """
-    facts, now = gather(fleet), SystemClock().now_seconds()
-    context.log.info("examined %d queries; %d could not be examined", len(facts.rows), len(facts.problems))
-    previous = _previous_last_clean(context.instance, fleet)
-    clean = last_clean(facts, previous, now)
-    shown = {**of_fleet(facts, clean, now), _FLEET: fleet.label}
-    lost = sorted(set(facts.waiting) & previous.keys())
-    return dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
+    @names.asset(
+        "fleet_health",
+        deps=[retention],
+        does="reads",
+        checks=[ALL_QUERIES_HEALTHY],
+        of_each_query=False,
+        freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
+    )
+    def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        """The health of all queries: head, tail, restore debt, live and reclaimable bytes, orphans, findings, and the time
+        of the last clean audit.
+
+        Reads only; the figure `requests` is its cost. A run each hour examines every query, also queries that
+        `maintain_query` was not requested for.
+        """
+        fleet = names.fleet_in(context)
+        facts, now = gather(fleet), SystemClock().now_seconds()
+        context.log.info("examined %d queries; %d could not be examined", len(facts.rows), len(facts.problems))
+        previous = _previous_last_clean(context.instance, context.asset_key, fleet)
+        clean = last_clean(facts, previous, now)
+        shown = {**of_fleet(facts, clean, now), _FLEET: fleet.label}
+        lost = sorted(set(facts.waiting) & previous.keys())
+        return dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
+
+    return made
 
 
-def _previous_last_clean(instance: dg.DagsterInstance, fleet: Fleet) -> Mapping[str, float]:
+def _previous_last_clean(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: Fleet) -> Mapping[str, float]:
     """The times of the last clean audits, from the previous materialization of this fleet. Empty when Dagster's history was
     deleted."""
-    records = instance.fetch_materializations(dg.AssetKey("fleet_health"), limit=_MATERIALIZATIONS).records
+    records = instance.fetch_materializations(key, limit=_MATERIALIZATIONS).records
     all_shown = [record.asset_materialization.metadata for record in records if record.asset_materialization]
     shown = next((one for one in all_shown if _FLEET not in one or one[_FLEET].value == fleet.label), {})
     found = shown.get(_LAST_CLEAN) or shown.get(_LAST_CLEAN_BEFORE_RENAME)

@@ -7,13 +7,16 @@ import dagster as dg
 from dagster import DagsterRunStatus
 from pydantic import Field
 
-from statekeeper.resources.fleet import FLEET_TAG, Fleet
-from statekeeper.resources.worker import delete_dead_locks
+from statekeeper.assets.names import OwnRuns
+from statekeeper.resources.worker import delete_lock
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 
 _ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _AT_A_TIME = 100
+
+PRUNE_HISTORY = "prune_history"
+"""The name of the job, without the prefix of the fleet."""
 
 
 class HistoryConfig(dg.Config):
@@ -25,31 +28,46 @@ class HistoryConfig(dg.Config):
     )
 
 
-@dg.op
-def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig, fleet: Fleet) -> int:
-    """Delete old ended runs of this fleet with their events and logs. Returns the number of deleted runs."""
-    before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
-    deleted = delete_ended_runs(context.instance, before, config.most_runs, like=context.run, fleet=fleet.label)
-    context.log.info("deleted %d runs that ended before %s", deleted, utc(before.timestamp()))
-    return deleted
+def prune_history(runs: OwnRuns) -> dg.JobDefinition:
+    """Make the job that deletes old runs of a fleet."""
+    names = runs.names
+
+    @dg.op(name=names.of("delete_old_runs"), required_resource_keys={names.fleet_key})
+    def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> int:
+        """Delete old ended runs of this fleet with their events and logs. Returns the number of deleted runs."""
+        before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
+        deleted = delete_ended_runs(context.instance, before, config.most_runs, like=context.run, of=runs)
+        context.log.info("deleted %d runs that ended before %s", deleted, utc(before.timestamp()))
+        return deleted
+
+    @dg.job(
+        name=names.of(PRUNE_HISTORY),
+        executor_def=dg.in_process_executor,
+        tags={"dagster/max_runtime": "900", **names.tags},
+    )
+    def made() -> None:
+        """Deletes Dagster's record of runs of this fleet that ended more than `keep_days` ago. It touches neither
+        checkpoints nor the runs of others."""
+        delete_old_runs()
+
+    return made
 
 
 def delete_ended_runs(
-    instance: dg.DagsterInstance, before: datetime, most: int, *, like: dg.DagsterRun, fleet: str
+    instance: dg.DagsterInstance, before: datetime, most: int, *, like: dg.DagsterRun, of: OwnRuns
 ) -> int:
-    """Delete at most `most` runs of a fleet that ended before a time, and the locks of dead workers. Returns the number of
-    runs.
+    """Delete at most `most` runs of a fleet that ended before a time, with their files. Returns the number of runs.
 
-    A run without the tag of the fleet stays: it is of another team, or it never started. So does a run of another code
-    location than the run `like`: two containers can have their configuration at the same path.
+    A run without the tag of the fleet stays: it is of another team. So does a run of another code location than the run
+    `like`: two containers can have their configuration at the same path.
     """
-    old = dg.RunsFilter(statuses=_ENDED, updated_before=before, tags={FLEET_TAG: fleet})
+    old = of.filter(statuses=_ENDED, updated_before=before)
     deleted, cursor = 0, None
     while deleted < most:
         runs = instance.get_runs(filters=old, cursor=cursor, limit=_AT_A_TIME)
         if not runs:
             break
-        ours = [run for run in runs if _code_location(run) == _code_location(like)]
+        ours = [run for run in runs if of.include(run) and _code_location(run) == _code_location(like)]
         for run in ours[: most - deleted]:
             instance.delete_run(run.run_id)
             _delete_files(instance, run.run_id)
@@ -57,16 +75,7 @@ def delete_ended_runs(
         # The cursor is a run that still exists.
         kept = [run.run_id for run in runs if run not in ours]
         cursor = kept[-1] if kept else cursor
-    at_work = instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
-    delete_dead_locks(instance, {run.run_id for run in at_work})
     return deleted
-
-
-@dg.job(executor_def=dg.in_process_executor, tags={"dagster/max_runtime": "900"})
-def prune_history() -> None:
-    """Deletes Dagster's record of runs of this fleet that ended more than `keep_days` ago. It touches neither checkpoints
-    nor the runs of others."""
-    delete_old_runs()
 
 
 def _code_location(run: dg.DagsterRun) -> str | None:
@@ -76,6 +85,7 @@ def _code_location(run: dg.DagsterRun) -> str | None:
 
 
 def _delete_files(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete the SQLite file of the run's events, which Dagster leaves behind."""
+    """Delete the SQLite file of the run's events, which Dagster leaves behind, and the lock of its process."""
+    delete_lock(instance, run_id)
     for file in (Path(instance.root_directory) / "history" / "runs").glob(f"{run_id}.db*"):
         file.unlink(missing_ok=True)

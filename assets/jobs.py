@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from statekeeper.assets.clone import clone
-from statekeeper.assets.fleet_health import fleet_health
-from statekeeper.assets.lineage import lineage
-from statekeeper.assets.mirror import mirror
-from statekeeper.assets.retention import retention
-from statekeeper.assets.rewrites import REWRITES
-from statekeeper.assets.savepoint import savepoint
-from statekeeper.assets.snapshot import snapshot
+import dagster as dg
+
+from statekeeper.assets.names import Names
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 """Ends runs on other machines, whose liveness this machine cannot check."""
@@ -20,48 +16,73 @@ _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 _NAMES = {"checkpoint_format": "switch_checkpoint"}
 """The name of the job of an asset, if it is not that of the asset with the suffix `_checkpoint`."""
 
+AssetJob: TypeAlias = Any
+"""The result of `define_asset_job`, whose type Dagster does not export."""
 
-def _job(
-    name: str, *assets: dg.AssetsDefinition, description: str, tags: dict[str, str] | None = None
-) -> UnresolvedAssetJobDefinition:
-    return dg.define_asset_job(
-        name,
-        selection=dg.AssetSelection.assets(*assets),
-        executor_def=dg.in_process_executor,
-        tags=tags,
-        description=description,
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of a fleet. `by_hand`: those that only a person launches."""
+
+    maintain_query: AssetJob
+    mirror_checkpoint: AssetJob
+    refresh_fleet_health: AssetJob
+    by_hand: tuple[AssetJob, ...]
+
+    @property
+    def all(self) -> tuple[AssetJob, ...]:
+        return (self.maintain_query, *self.by_hand, self.mirror_checkpoint, self.refresh_fleet_health)
+
+
+def jobs(
+    names: Names,
+    *,
+    maintain: tuple[dg.AssetsDefinition, ...],
+    mirror: dg.AssetsDefinition,
+    fleet_health: dg.AssetsDefinition,
+    by_hand: Mapping[str, dg.AssetsDefinition],
+) -> Jobs:
+    """Make the jobs of a fleet. `maintain`: the assets of one run of `maintain_query`; `by_hand`: the assets that only a
+    person launches, by their names without the prefix of the fleet."""
+
+    def job(
+        name: str, *assets: dg.AssetsDefinition, description: str, tags: Mapping[str, str] | None = None
+    ) -> AssetJob:
+        return dg.define_asset_job(
+            names.of(name),
+            selection=dg.AssetSelection.assets(*assets),
+            executor_def=dg.in_process_executor,
+            tags={**names.tags, **(tags or {})},
+            description=description,
+        )
+
+    def launched(name: str, asset: dg.AssetsDefinition) -> AssetJob:
+        """The job with which a person launches an asset. It has no limit on its runtime."""
+        purpose = str(asset.specs_by_key[asset.key].description).partition(". ")[0]
+        described = f"{purpose}. Launch it by hand. It only plans unless the launchpad sets do: APPLY."
+        return job(_NAMES.get(name, f"{name}_checkpoint"), asset, description=described)
+
+    return Jobs(
+        maintain_query=job(
+            "maintain_query",
+            *maintain,
+            tags=_FIFTEEN_MINUTES,
+            description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention. If the "
+            "audit reports an error, the run ends before retention deletes a file.",
+        ),
+        # Without a limit on its runtime: the first run copies the whole state.
+        mirror_checkpoint=job(
+            "mirror_checkpoint",
+            mirror,
+            description="Copies the batches that the mirror of a query lacks, and checks its lag. The schedule "
+            f"{names.of('mirror_queries')} launches it for each query with a `mirror` in statekeeper.toml.",
+        ),
+        # A run that dies needs no recovery, because it writes nothing.
+        refresh_fleet_health=job(
+            "refresh_fleet_health",
+            fleet_health,
+            tags=_FIFTEEN_MINUTES,
+            description="Examines every query and writes nothing.",
+        ),
+        by_hand=tuple(launched(name, asset) for name, asset in by_hand.items()),
     )
-
-
-def _by_hand(asset: dg.AssetsDefinition) -> UnresolvedAssetJobDefinition:
-    """The job with which a person launches an asset. It has no limit on its runtime."""
-    name, purpose = asset.key.to_user_string(), str(asset.specs_by_key[asset.key].description).partition(". ")[0]
-    described = f"{purpose}. Launch it by hand. It only plans unless the launchpad sets do: APPLY."
-    return _job(_NAMES.get(name, f"{name}_checkpoint"), asset, description=described)
-
-
-BY_HAND = tuple(map(_by_hand, (*REWRITES, clone, savepoint)))
-"""The jobs that a person launches."""
-
-maintain_query = _job(
-    "maintain_query",
-    snapshot,
-    lineage,
-    retention,
-    tags=_FIFTEEN_MINUTES,
-    description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention. If the audit "
-    "reports an error, the run ends before retention deletes a file.",
-)
-
-mirror_checkpoint = _job(
-    "mirror_checkpoint",
-    mirror,
-    description="Copies the batches that the mirror of a query lacks, and checks its lag. The schedule mirror_queries "
-    "launches it for each query with a `mirror` in statekeeper.toml.",
-)
-"""Without a limit on its runtime: the first run copies the whole state."""
-
-refresh_fleet_health = _job(
-    "refresh_fleet_health", fleet_health, tags=_FIFTEEN_MINUTES, description="Examines every query and writes nothing."
-)
-"""A run that dies needs no recovery, because it writes nothing."""

@@ -12,13 +12,7 @@ from statekeeper.statestore.format.names import StorePath
 
 QUERY_SET = "streaming_query"
 STORE_SET = "state_store"
-"""Names of the two dynamic partition sets in Dagster's storage."""
-
-QUERIES = dg.DynamicPartitionsDefinition(name=QUERY_SET)
-"""The queries that the sensor `changelog_tail` found, by their names in `statekeeper.toml`."""
-
-STORES = dg.DynamicPartitionsDefinition(name=STORE_SET)
-"""The stores that maintenance changed: `<query>:<operator>-<partition>[-<store name>]`."""
+"""Names of the two dynamic partition sets in Dagster's storage, without the prefix of the fleet."""
 
 QUERY_TAG = "dagster/partition"
 """The tag of a run with its partition."""

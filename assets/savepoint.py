@@ -6,9 +6,8 @@ import dagster as dg
 from pydantic import Field
 
 from statekeeper.assets.launches import Copy, config_of, copied, options_in
-from statekeeper.assets.partitions import QUERIES
-from statekeeper.assets.sources import GROUP, OWNERS, STREAMING_QUERY
-from statekeeper.resources.fleet import Fleet
+from statekeeper.assets.names import Names
+from statekeeper.assets.sources import Sources
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.maintenance.verbs.savepoint import SaveFiles, SaveRows
 
@@ -31,28 +30,25 @@ class SavepointLaunch(config_of(SaveFiles, Copy)):  # type: ignore[misc]
     )
 
 
-@dg.asset(
-    partitions_def=QUERIES,
-    deps=[STREAMING_QUERY],
-    group_name=GROUP,
-    kinds={"rocksdb"},
-    owners=OWNERS,
-    tags={"statekeeper/does": "adds-files"},
-    code_version="1",
-)
-def savepoint(context: dg.AssetExecutionContext, config: SavepointLaunch, fleet: Fleet) -> dg.MaterializeResult:
-    """Keeps the state of a checkpoint at one batch in another location, as files or as typed rows. Launch it by hand; it
-    only plans unless the launchpad sets `do: APPLY`.
+def savepoint(names: Names, sources: Sources) -> dg.AssetsDefinition:
+    """Make the asset `savepoint` of a fleet."""
 
-    The source may be running. Garbage collection of the source does not delete a savepoint. By hand:
-    `statekeeper savepoint`.
-    """
-    given = options_in(config, SaveFiles)
-    if config.keep is Keep.FILES:
-        if not given["label"]:
-            raise dg.Failure("a savepoint with files needs a label")
-        return copied(context, fleet, config, SaveFiles(**given))
-    if given.pop("location") is not None:
-        raise dg.Failure("location applies only to a savepoint with files: rows contain no URL of the destination")
-    tables = Tables.DELTA if config.keep is Keep.DELTA else Tables.PARQUET
-    return copied(context, fleet, config, SaveRows(**{**given, "label": given["label"] or None}, tables=tables))
+    @names.asset("savepoint", deps=[sources.streaming_query], does="adds-files")
+    def made(context: dg.AssetExecutionContext, config: SavepointLaunch) -> dg.MaterializeResult:
+        """Keeps the state of a checkpoint at one batch in another location, as files or as typed rows. Launch it by hand;
+        it only plans unless the launchpad sets `do: APPLY`.
+
+        The source may be running. Garbage collection of the source does not delete a savepoint. By hand:
+        `statekeeper savepoint`.
+        """
+        fleet, given = names.fleet_in(context), options_in(config, SaveFiles)
+        if config.keep is Keep.FILES:
+            if not given["label"]:
+                raise dg.Failure("a savepoint with files needs a label")
+            return copied(context, fleet, config, SaveFiles(**given))
+        if given.pop("location") is not None:
+            raise dg.Failure("location applies only to a savepoint with files: rows contain no URL of the destination")
+        tables = Tables.DELTA if config.keep is Keep.DELTA else Tables.PARQUET
+        return copied(context, fleet, config, SaveRows(**{**given, "label": given["label"] or None}, tables=tables))
+
+    return made

@@ -1,87 +1,87 @@
 """The schedules. Hours are in UTC."""
 
-import os
 from collections.abc import Iterator
 
 import dagster as dg
 
-from statekeeper.assets.history import prune_history
-from statekeeper.assets.jobs import maintain_query, mirror_checkpoint, refresh_fleet_health
-from statekeeper.assets.partitions import ACTIVE, QUERY_SET, QUERY_TAG, REASON_TAG
-from statekeeper.resources.fleet import FLEET_TAG, Fleet
+from statekeeper.assets.jobs import Jobs
+from statekeeper.assets.names import OwnRuns
+from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
 
-HEALTH_CRON = os.environ.get("STATEKEEPER_HEALTH_CRON", "17 * * * *")
-"""When the fleet is examined. Default: minute 17 of each hour; the demonstration uses each minute."""
+HEALTH_CRON = "17 * * * *"
+"""The default time at which the fleet is examined: minute 17 of each hour."""
 
-MIRROR_CRON = os.environ.get("STATEKEEPER_MIRROR_CRON", "*/5 * * * *")
-"""When the queries with a mirror are mirrored. Default: each five minutes."""
-
-
-@dg.schedule(
-    job=maintain_query,
-    cron_schedule="0 3 * * *",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Maintains every query at 03:00Z, also idle queries, whose old versions become garbage with time.",
-)
-def nightly_sweep(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """Request a run of `maintain_query` for every query at 03:00Z, also for idle queries."""
-    known = set(context.instance.get_dynamic_partitions(QUERY_SET))
-    found = [name for name in fleet.discover().queries if name in known]
-    if not found:
-        yield dg.SkipReason("no query is known yet; the sensor changelog_tail discovers queries")
-    night = context.scheduled_execution_time.date().isoformat()
-    for name in found:
-        yield dg.RunRequest(
-            run_key=f"nightly:{name}@{night}",
-            partition_key=name,
-            tags={REASON_TAG: f"nightly sweep of {night}", FLEET_TAG: fleet.label},
-        )
+MIRROR_CRON = "*/5 * * * *"
+"""The default time at which the queries with a mirror are mirrored: each five minutes."""
 
 
-@dg.schedule(
-    job=mirror_checkpoint,
-    cron_schedule=MIRROR_CRON,
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Mirrors every query with a `mirror` in statekeeper.toml. STATEKEEPER_MIRROR_CRON changes the schedule.",
-)
-def mirror_queries(context: dg.ScheduleEvaluationContext, fleet: Fleet) -> Iterator[dg.RunRequest | dg.SkipReason]:
-    """Request a run of `mirror_checkpoint` for every query with a mirror, unless the previous one has not ended."""
-    configuration = fleet.configuration()
-    known = filter(configuration.names, context.instance.get_dynamic_partitions(QUERY_SET))
-    # Not only those that can be read now: a mirror whose source is lost turns its check red.
-    found = [name for name in sorted(known) if configuration.find(name).mirror is not None]
-    busy = {
-        run.tags.get(QUERY_TAG)
-        for run in context.instance.get_runs(dg.RunsFilter(job_name=mirror_checkpoint.name, statuses=ACTIVE))
-        if fleet.may_own(run.tags)
-    }
-    if not found:
-        yield dg.SkipReason("no known query has a mirror in statekeeper.toml")
-    tick = context.scheduled_execution_time.isoformat(timespec="minutes")
-    for name in found:
-        if name not in busy:
-            tags = {REASON_TAG: f"mirror at {tick}", FLEET_TAG: fleet.label}
-            yield dg.RunRequest(run_key=f"mirror:{name}@{tick}", partition_key=name, tags=tags)
+def schedules(
+    runs: OwnRuns, jobs: Jobs, prune_history: dg.JobDefinition, *, health_cron: str, mirror_cron: str
+) -> list[dg.ScheduleDefinition]:
+    """Make the schedules of a fleet."""
+    names = runs.names
+    resources = {names.fleet_key}
 
+    @dg.schedule(
+        name=names.of("nightly_sweep"),
+        job=jobs.maintain_query,
+        cron_schedule="0 3 * * *",
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Maintains every query at 03:00Z, also idle queries, whose old versions become garbage with time.",
+    )
+    def nightly_sweep(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        known = set(context.instance.get_dynamic_partitions(names.query_set))
+        found = [name for name in names.fleet_in(context).discover().queries if name in known]
+        if not found:
+            yield dg.SkipReason(f"no query is known yet; the sensor {names.of('changelog_tail')} discovers queries")
+        night = context.scheduled_execution_time.date().isoformat()
+        for name in found:
+            tags = {REASON_TAG: f"nightly sweep of {night}", **names.tags}
+            yield dg.RunRequest(run_key=f"nightly:{name}@{night}", partition_key=name, tags=tags)
 
-@dg.schedule(
-    job=refresh_fleet_health,
-    cron_schedule=HEALTH_CRON,
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Examines every query. STATEKEEPER_HEALTH_CRON changes the schedule.",
-)
-def hourly_fleet_health(fleet: Fleet) -> dg.RunRequest:
-    """Request a run of `refresh_fleet_health`."""
-    return dg.RunRequest(tags={REASON_TAG: "schedule", FLEET_TAG: fleet.label})
+    @dg.schedule(
+        name=names.of("mirror_queries"),
+        job=jobs.mirror_checkpoint,
+        cron_schedule=mirror_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Mirrors every query with a `mirror` in statekeeper.toml, unless the previous run has not ended.",
+    )
+    def mirror_queries(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        configuration = names.fleet_in(context).configuration()
+        # Not only those that can be read now: a mirror whose source is lost turns its check red.
+        known = sorted(names.queries_in(context))
+        found = [name for name in known if configuration.find(name).mirror is not None]
+        active = runs.filter(job_name=jobs.mirror_checkpoint.name, statuses=ACTIVE)
+        busy = {run.tags.get(QUERY_TAG) for run in context.instance.get_runs(active)}
+        if not found:
+            yield dg.SkipReason("no known query has a mirror in statekeeper.toml")
+        tick = context.scheduled_execution_time.isoformat(timespec="minutes")
+        for name in found:
+            if name not in busy:
+                tags = {REASON_TAG: f"mirror at {tick}", **names.tags}
+                yield dg.RunRequest(run_key=f"mirror:{name}@{tick}", partition_key=name, tags=tags)
 
+    @dg.schedule(
+        name=names.of("hourly_fleet_health"),
+        job=jobs.refresh_fleet_health,
+        cron_schedule=health_cron,
+        default_status=names.schedule_status,
+        description="Examines every query.",
+    )
+    def hourly_fleet_health() -> dg.RunRequest:
+        return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-@dg.schedule(
-    job=prune_history,
-    cron_schedule="40 4 * * 0",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Deletes Dagster's record of runs of this fleet that ended more than 30 days ago. Runs of other jobs and "
-    "of other fleets in the same Dagster instance stay.",
-)
-def weekly_prune(fleet: Fleet) -> dg.RunRequest:
-    """Request a run of `prune_history`."""
-    return dg.RunRequest(tags={REASON_TAG: "schedule", FLEET_TAG: fleet.label})
+    @dg.schedule(
+        name=names.of("weekly_prune"),
+        job=prune_history,
+        cron_schedule="40 4 * * 0",
+        default_status=names.schedule_status,
+        description="Deletes Dagster's record of runs of this fleet that ended more than 30 days ago. Runs of other jobs "
+        "and of other fleets in the same Dagster instance stay.",
+    )
+    def weekly_prune() -> dg.RunRequest:
+        return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
+
+    return [nightly_sweep, mirror_queries, hourly_fleet_health, weekly_prune]

@@ -1,20 +1,18 @@
 """The sensors: they request runs of maintenance, report dead runs, and notify on failures."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import dagster as dg
 from dagster import DagsterRunStatus
 
 from statekeeper.assets import due
 from statekeeper.assets.due import Ask, Asked, Cursor, Last, Wait
-from statekeeper.assets.fleet_health import fleet_health
-from statekeeper.assets.history import prune_history
-from statekeeper.assets.jobs import maintain_query, refresh_fleet_health
-from statekeeper.assets.partitions import ACTIVE, QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
-from statekeeper.assets.snapshot import snapshot
+from statekeeper.assets.jobs import Jobs
+from statekeeper.assets.names import OwnRuns
+from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
 from statekeeper.assets.verdicts import red_queries
-from statekeeper.resources.fleet import FLEET_TAG, Fleet
-from statekeeper.resources.notifier import Notifier
+from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import HOLDER_TAG, holder, is_dead
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
@@ -24,21 +22,78 @@ from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration
 from statekeeper.statestore.maintenance.verbs.fleet import Query, forget_seconds
 
-_RUNS_OF_A_QUERY = 20
-"""The newest runs to examine, because those of another fleet can be among them."""
+
+@dataclass(frozen=True)
+class _Watched:
+    """What the sensors of a fleet know of its other definitions."""
+
+    runs: OwnRuns
+    jobs: Jobs
+    snapshot: dg.AssetKey
+    fleet_health: dg.AssetKey
 
 
-@dg.sensor(
-    jobs=[maintain_query, refresh_fleet_health],
-    minimum_interval_seconds=15,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, or "
-    "whose replay exceeds `snapshot.restore_target`. It also discovers queries. The first tick that finds a query "
-    "requests the health of the fleet.",
-)
-def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SensorResult:
+def sensors(
+    runs: OwnRuns,
+    jobs: Jobs,
+    prune_history: dg.JobDefinition,
+    *,
+    snapshot: dg.AssetsDefinition,
+    fleet_health: dg.AssetsDefinition,
+) -> list[dg.SensorDefinition]:
+    """Make the sensors of a fleet."""
+    names, watched = runs.names, _Watched(runs, jobs, snapshot.key, fleet_health.key)
+
+    @dg.sensor(
+        name=names.of("changelog_tail"),
+        jobs=[jobs.maintain_query, jobs.refresh_fleet_health],
+        minimum_interval_seconds=15,
+        default_status=names.sensor_status,
+        required_resource_keys={names.fleet_key},
+        description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, or "
+        "whose replay exceeds `snapshot.restore_target`. It also discovers queries. The first tick that finds a query "
+        "requests the health of the fleet.",
+    )
+    def changelog_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return _tick(context, watched)
+
+    @dg.sensor(
+        name=names.of("dead_runs"),
+        minimum_interval_seconds=30,
+        default_status=names.sensor_status,
+        required_resource_keys={names.fleet_key},
+        description="Reports runs of this fleet whose process is dead as failed, so that changelog_tail retries them.",
+    )
+    def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        return _report_dead(context, runs)
+
+    def notify(context: dg.RunStatusSensorContext) -> dg.SkipReason | None:
+        run = context.dagster_run
+        query = run.tags.get(QUERY_TAG)
+        of = f" of {query}" if query else ""
+        cause = _cause(context.for_run_failure())
+        problem = names.notifier_in(context).notify(f"{run.job_name}{of} failed (run {run.run_id}): {cause}")
+        return None if problem is None else dg.SkipReason(problem)
+
+    # The decorator takes the keys of resources from the names of parameters, which would be the same for each fleet.
+    notify_on_failure = dg.RunStatusSensorDefinition(
+        name=names.of("notify_on_failure"),
+        run_status=DagsterRunStatus.FAILURE,
+        run_status_sensor_fn=notify,
+        monitored_jobs=[jobs.maintain_query, jobs.refresh_fleet_health, prune_history],
+        minimum_interval_seconds=15,
+        default_status=names.sensor_status,
+        required_resource_keys={names.notifier_key},
+        description="Reports each failed run of this fleet in the log, and to the webhook if there is one.",
+    )
+    return [changelog_tail, dead_runs, notify_on_failure]
+
+
+def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorResult:
     """Request a run of `maintain_query` for each query with at least `snapshot.changelogs` new versions, or whose replay
     exceeds `snapshot.restore_target`, and discover queries. Lists `commits/` of each query, and reads no state."""
+    names = watched.runs.names
+    fleet = names.fleet_in(context)
     cursor = due.parse(context.cursor)
     if cursor is None:
         context.log.warning("the cursor is unreadable and starts empty; run keys prevent duplicate runs")
@@ -50,9 +105,9 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     for name, problem in found.problems.items():
         context.log.warning("%s: %s", printable(name), printable(problem))
     now = SystemClock().now_seconds()
-    lasts = {name: _last(context.instance, fleet, name) for name in found.queries}
+    lasts = {name: _last(context.instance, watched, name) for name in found.queries}
     known_requests = {
-        name: _measured(context.instance, query, asked) if lasts[name] is Last.SUCCEEDED else asked
+        name: _measured(context.instance, watched.snapshot, query, asked) if lasts[name] is Last.SUCCEEDED else asked
         for name, query in found.queries.items()
         if (asked := cursor.asked.get(name))
     }
@@ -68,34 +123,30 @@ def changelog_tail(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.Sens
     }
     asks = sorted(((name, one) for name, one in decided.items() if isinstance(one, Ask)), key=lambda item: -item[1].new)
     asks = asks[: fleet.runs_per_tick]
-    known = set(context.instance.get_dynamic_partitions(QUERY_SET))
+    known = set(context.instance.get_dynamic_partitions(names.query_set))
     changes = _changes(known, found, cursor, configuration, now)
     requested = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
     requested |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
     requested |= {name: one.asked for name, one in asks}
-    requests = [_request(name, one, found.queries[name], fleet) for name, one in asks]
-    requests += _first_health(context.instance, found, fleet)
+    requests = [_request(name, one, found.queries[name], watched) for name, one in asks]
+    requests += _first_health(context.instance, found, watched)
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _skip_reason(found, decided, lasts),
         cursor=Cursor(requested, changes.gone_since_seconds, changes.added).encoded(),
         dynamic_partitions_requests=[
-            *([QUERIES.build_add_request(changes.new)] if changes.new else []),
-            *([QUERIES.build_delete_request(changes.forgotten)] if changes.forgotten else []),
+            *([names.queries.build_add_request(changes.new)] if changes.new else []),
+            *([names.queries.build_delete_request(changes.forgotten)] if changes.forgotten else []),
         ],
     )
 
 
-@dg.sensor(
-    minimum_interval_seconds=30,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Reports runs whose process is dead as failed, so that changelog_tail retries them.",
-)
-def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReason:
+def _report_dead(context: dg.SensorEvaluationContext, runs: OwnRuns) -> dg.SkipReason:
     """Report runs whose process is dead as failed, and release their leases. Otherwise the run of a killed process would
     stay STARTED and block its query. It requests no run: `changelog_tail` retries the query."""
-    all_started = context.instance.get_runs(filters=dg.RunsFilter(statuses=[DagsterRunStatus.STARTED]))
-    started = [run for run in all_started if HOLDER_TAG in run.tags and fleet.may_own(run.tags)]
+    fleet = runs.names.fleet_in(context)
+    all_started = context.instance.get_runs(filters=runs.filter(statuses=[DagsterRunStatus.STARTED]))
+    started = [run for run in all_started if HOLDER_TAG in run.tags and runs.include(run)]
     dead = [run for run in started if is_dead(context.instance, run.run_id, run.tags)]
     for run in dead:
         context.instance.report_run_failed(
@@ -108,21 +159,6 @@ def dead_runs(context: dg.SensorEvaluationContext, fleet: Fleet) -> dg.SkipReaso
     return dg.SkipReason(
         f"{len(started)} runs of this fleet are started; {len(dead)} of them were dead and are reported as failed"
     )
-
-
-@dg.run_failure_sensor(
-    monitored_jobs=[maintain_query, refresh_fleet_health, prune_history],
-    minimum_interval_seconds=15,
-    default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Reports each failed run in the log, and to the webhook in STATEKEEPER_WEBHOOK.",
-)
-def notify_on_failure(context: dg.RunFailureSensorContext, notifier: Notifier) -> dg.SkipReason | None:
-    """Report each failed run in the log, and to the webhook in STATEKEEPER_WEBHOOK."""
-    run = context.dagster_run
-    query = run.tags.get(QUERY_TAG)
-    of = f" of {query}" if query else ""
-    problem = notifier.notify(f"{run.job_name}{of} failed (run {run.run_id}): {_cause(context)}")
-    return None if problem is None else dg.SkipReason(problem)
 
 
 def _cause(context: dg.RunFailureSensorContext) -> str:
@@ -169,23 +205,23 @@ def _changes(
     return _Changes(sorted(new), forgotten, since, ((cursor.added & known) | new) - set(forgotten))
 
 
-def _request(name: str, ask: Ask, query: Query, fleet: Fleet) -> dg.RunRequest:
+def _request(name: str, ask: Ask, query: Query, watched: _Watched) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=ask.run_key(name),
         partition_key=name,
-        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}", FLEET_TAG: fleet.label},
-        job_name=maintain_query.name,
+        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}", **watched.runs.names.tags},
+        job_name=watched.jobs.maintain_query.name,
     )
 
 
-def _measured(instance: dg.DagsterInstance, query: Query, asked: Asked) -> Asked:
+def _measured(instance: dg.DagsterInstance, snapshot: dg.AssetKey, query: Query, asked: Asked) -> Asked:
     """Add to a request whose run has succeeded since the previous tick the number of versions until the restore target.
     One query to Dagster's storage for each such run."""
     target = query.root.policies.snapshot.restore_target_seconds
     if target is None or not asked.attempts:
         return asked if target is not None else replace(asked, versions=None)
     records = instance.fetch_materializations(
-        dg.AssetRecordsFilter(snapshot.key, asset_partitions=[query.root.name]), limit=1
+        dg.AssetRecordsFilter(snapshot, asset_partitions=[query.root.name]), limit=1
     ).records
     event = records[0].asset_materialization if records else None
     table = None if event is None else event.metadata.get("figures")
@@ -194,14 +230,15 @@ def _measured(instance: dg.DagsterInstance, query: Query, asked: Asked) -> Asked
     return replace(asked, versions=due.versions_in(target, figures, long_tail=query.root.policies.snapshot.changelogs))
 
 
-def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet, fleet: Fleet) -> list[dg.RunRequest]:
+def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet, watched: _Watched) -> list[dg.RunRequest]:
     """The first examination of the fleet, in the first tick that finds a query. The schedule requests the others."""
-    if not (found.queries or found.problems) or instance.get_latest_materialization_event(fleet_health.key):
+    if not (found.queries or found.problems) or instance.get_latest_materialization_event(watched.fleet_health):
         return []
-    if instance.get_runs(filters=dg.RunsFilter(job_name=refresh_fleet_health.name), limit=1):
+    name = watched.jobs.refresh_fleet_health.name
+    if instance.get_runs(filters=watched.runs.filter(job_name=name), limit=1):
         return []  # the first run is not finished, or has failed
-    tags = {REASON_TAG: "first tick", FLEET_TAG: fleet.label}
-    return [dg.RunRequest(run_key="first_fleet_health", tags=tags, job_name=refresh_fleet_health.name)]
+    tags = {REASON_TAG: "first tick", **watched.runs.names.tags}
+    return [dg.RunRequest(run_key="first_fleet_health", tags=tags, job_name=name)]
 
 
 def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
@@ -212,17 +249,15 @@ def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
         lease.break_dead_lease(storage, dead, run=RandomIds().fresh(), by=by, clock=SystemClock())
 
 
-def _last(instance: dg.DagsterInstance, fleet: Fleet, query: str) -> Last:
-    """The status of the newest run of the query, whoever requested it. Another fleet may have a query of the same name."""
-    tags = {QUERY_TAG: query}
-    active = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags, statuses=ACTIVE))
-    if any(fleet.may_own(run.tags) for run in active):
+def _last(instance: dg.DagsterInstance, watched: _Watched, query: str) -> Last:
+    """The status of the newest run of the query in this fleet, whoever requested it."""
+    of_query = partial(watched.runs.filter, job_name=watched.jobs.maintain_query.name, tags={QUERY_TAG: query})
+    if instance.get_runs(filters=of_query(statuses=ACTIVE), limit=1):
         return Last.ACTIVE
-    newest = instance.get_runs(filters=dg.RunsFilter(job_name="maintain_query", tags=tags), limit=_RUNS_OF_A_QUERY)
-    run = next((run for run in newest if fleet.may_own(run.tags)), None)
-    if run is None:
+    newest = instance.get_runs(filters=of_query(), limit=1)
+    if not newest:
         return Last.NONE
-    return Last.SUCCEEDED if run.status is DagsterRunStatus.SUCCESS else Last.FAILED
+    return Last.SUCCEEDED if newest[0].status is DagsterRunStatus.SUCCESS else Last.FAILED
 
 
 def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dict[str, Last]) -> str:

@@ -20,8 +20,7 @@ from dagster._core.storage.asset_check_execution_record import (
 )
 
 from statekeeper.assets import metadata
-from statekeeper.assets.partitions import QUERY_SET
-from statekeeper.resources.fleet import Fleet
+from statekeeper.assets.names import Names
 
 _RED_QUERIES = "red_queries"
 
@@ -35,11 +34,10 @@ class Red:
 
 
 def with_fleet_verdicts(
-    context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult], fleet: Fleet
+    context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult], names: Names
 ) -> list[dg.AssetCheckResult]:
     """Log the fleet's verdict on the check of each result. Returns the results."""
-    # The instance can have partitions of another fleet.
-    queries = filter(fleet.configuration().names, context.instance.get_dynamic_partitions(QUERY_SET))
+    queries = names.queries_in(context)
     for result in results:
         assert result.check_name is not None
         key = dg.AssetCheckKey(context.asset_key, result.check_name)

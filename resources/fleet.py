@@ -1,7 +1,6 @@
 """The fleet of checkpoints in `statekeeper.toml`, the file that the command line also reads."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +37,8 @@ class OpenedQuery:
 
 
 FLEET_TAG = "statekeeper/fleet"
-"""The tag of a run with the name of its fleet. Other teams and other fleets can use the same Dagster instance."""
+"""The tag of a run with the name of its fleet. Other teams and other fleets can use the same Dagster instance. The jobs of
+a fleet have it, so their runs have it before they start."""
 
 
 class Fleet(dg.ConfigurableResource):
@@ -63,7 +63,7 @@ class Fleet(dg.ConfigurableResource):
     request costs a tick 0.4 s of its 60 s."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Tag the run with the name of the fleet, also if a person launched it."""
+        """Tag the run with the name of the fleet, also if a person launched an asset without its job."""
         if context.instance is not None and context.run is not None:
             context.instance.add_run_tags(context.run.run_id, {FLEET_TAG: self.label})
 
@@ -71,10 +71,6 @@ class Fleet(dg.ConfigurableResource):
     def label(self) -> str:
         """The name of the fleet in the tags of its runs."""
         return self.name or self.config_file
-
-    def may_own(self, tags: Mapping[str, str]) -> bool:
-        """Whether a run with these tags may be of this fleet. A run that a person launched has no tag before it starts."""
-        return tags.get(FLEET_TAG, self.label) == self.label
 
     def configuration(self) -> Configuration:
         """The configuration. Raises `BadConfiguration`."""

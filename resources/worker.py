@@ -10,7 +10,7 @@ could belong to another process by then.
 
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,16 +60,12 @@ def is_dead(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) 
         return False
 
 
-def delete_dead_locks(instance: dg.DagsterInstance, run_ids: Collection[str]) -> int:
-    """Delete the lock files of all runs except these, unless they are locked. Returns the number of deleted files."""
-    deleted = 0
-    for file in (Path(instance.root_directory) / _FOLDER).glob("*.lock"):
-        if file.stem in run_ids:
-            continue
+def delete_lock(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Delete the lock file of an ended run, unless its process still holds the lock."""
+    file = _lock_file(instance, run_id)
+    if file.exists():
         with suppress(Timeout), FileLock(file).acquire(timeout=0):
             file.unlink(missing_ok=True)
-            deleted += 1
-    return deleted
 
 
 def _lock_file(instance: dg.DagsterInstance, run_id: str) -> Path:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from statekeeper.assets.definitions import build
 from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import QUIET_SECONDS
@@ -27,6 +30,32 @@ url = "jobs"
 below = "state"
 forget_after = "10m"
 """
+
+
+QUERIES = dg.DynamicPartitionsDefinition(name=QUERY_SET)
+
+
+def sensor_of(fleet: Fleet, name: str) -> Callable[[Any], Any]:
+    """The function of a sensor of a fleet in this repository's own instance.
+
+    A call of the definition would pass the resources as arguments, which only tests do.
+    """
+    found: Any = next(one for one in _definitions_of(fleet.config_file, fleet.name).sensors or () if one.name == name)
+    function: Callable[[Any], Any]
+    function = found._run_status_sensor_fn if isinstance(found, dg.RunStatusSensorDefinition) else found._raw_fn
+    return function
+
+
+def schedule_of(fleet: Fleet, name: str) -> Callable[..., Any]:
+    """The function of a schedule; see `sensor_of`."""
+    all_schedules: Any = _definitions_of(fleet.config_file, fleet.name).schedules
+    function: Callable[..., Any] = next(one for one in all_schedules if one.name == name)._execution_fn.decorated_fn
+    return function
+
+
+@cache
+def _definitions_of(config_file: str, name: str) -> dg.Definitions:
+    return build({"STATEKEEPER_CONFIG": config_file, "STATEKEEPER_FLEET": name})
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import dagster as dg
 import pytest
 
 from statekeeper.assets.history import delete_ended_runs
+from statekeeper.assets.names import Names, OwnRuns
 from statekeeper.assets.partitions import QUERY_SET
-from statekeeper.assets.schedules import nightly_sweep
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
+from tests.assets.conftest import schedule_of
 from tests.support.checkpoints import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -120,7 +121,7 @@ def swept(instance: dg.DagsterInstance, fleet: Fleet) -> list[dg.RunRequest | dg
     with dg.build_schedule_context(
         instance=instance, scheduled_execution_time=at, resources={"fleet": fleet}
     ) as context:
-        return list(nightly_sweep(context))
+        return list(schedule_of(fleet, "nightly_sweep")(context))
 
 
 def test_each_night_requests_one_run_per_known_query(
@@ -143,11 +144,12 @@ def test_old_runs_are_deleted_with_their_files_and_recent_ones_stay(
     definitions: dg.Definitions, configuration: Path, flights: Checkpoint, instance: dg.DagsterInstance
 ) -> None:
     run = definitions.resolve_job_def("maintain_query").execute_in_process(partition_key="flights", instance=instance)
-    files = set((Path(instance.root_directory) / "history" / "runs").glob(f"{run.run_id}.db*"))
+    files = set(Path(instance.root_directory).glob(f"history/runs/{run.run_id}.db*"))
     pruning = definitions.resolve_job_def("prune_history")
     assert pruning.execute_in_process(instance=instance).output_for_node("delete_old_runs") == 0
     now = datetime.now(UTC)
-    of_fleet: dict[str, Any] = {"like": run.dagster_run, "fleet": str(configuration)}
+    runs = OwnRuns(Names(fleet=str(configuration)), frozenset({"maintain_query", "prune_history"}), frozenset())
+    of_fleet: dict[str, Any] = {"like": run.dagster_run, "of": runs}
     assert delete_ended_runs(instance, now - timedelta(days=1), 100, **of_fleet) == 0
     assert delete_ended_runs(instance, now + timedelta(days=1), 100, **of_fleet) == 2
     assert instance.get_run_by_id(run.run_id) is None

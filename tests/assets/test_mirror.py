@@ -10,13 +10,13 @@ import dagster as dg
 import pytest
 
 from statekeeper.assets.partitions import QUERY_SET
-from statekeeper.assets.schedules import mirror_queries
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import open_storage
+from tests.assets.conftest import schedule_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import at
 from tests.support.dagster_runs import checks, shown
@@ -110,7 +110,7 @@ def ticked(instance: dg.DagsterInstance, configuration: Path) -> list[dg.RunRequ
     with dg.build_schedule_context(
         instance=instance, scheduled_execution_time=time, resources={"fleet": fleet}
     ) as context:
-        return list(mirror_queries(context))
+        return list(schedule_of(fleet, "mirror_queries")(context))
 
 
 def test_the_schedule_requests_one_run_for_each_query_with_a_mirror(

@@ -16,15 +16,14 @@ from dagster import DagsterRunStatus
 
 from statekeeper.assets import due, metadata
 from statekeeper.assets.due import Asked, Cursor
-from statekeeper.assets.partitions import QUERIES, QUERY_SET, QUERY_TAG, REASON_TAG
-from statekeeper.assets.sensors import changelog_tail, dead_runs, notify_on_failure
+from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG, REASON_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import HOLDER_TAG, Worker
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import lease
-from tests.assets.conftest import grown
+from tests.assets.conftest import QUERIES, grown, sensor_of
 from tests.support.checkpoints import Checkpoint
 
 
@@ -35,7 +34,7 @@ def fleet(configuration: Path, tmp_path: Path) -> Fleet:
 
 def tick(fleet: Fleet, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
     with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"fleet": fleet}) as context:
-        found = changelog_tail(context)
+        found = sensor_of(fleet, "changelog_tail")(context)
     assert isinstance(found, dg.SensorResult)
     return found
 
@@ -55,9 +54,13 @@ def a_holder(host: str) -> str:
     return f"{host}:17, Dagster run x"
 
 
-def a_run(instance: dg.DagsterInstance, status: DagsterRunStatus, query: str = "flights", **tags: str) -> str:
+def a_run(
+    fleet: Fleet, instance: dg.DagsterInstance, status: DagsterRunStatus, query: str = "flights", **tags: str
+) -> str:
     run = instance.create_run_for_job(
-        job_def=dg.GraphDefinition(name="maintain_query").to_job(), status=status, tags={QUERY_TAG: query, **tags}
+        job_def=dg.GraphDefinition(name="maintain_query").to_job(),
+        status=status,
+        tags={QUERY_TAG: query, FLEET_TAG: fleet.label, **tags},
     )
     return run.run_id
 
@@ -102,7 +105,9 @@ def test_the_first_tick_that_finds_a_query_requests_the_health_of_the_fleet_once
 
     first = tick(fleet, instance)
     assert health_requests() == ["first_fleet_health"]
-    queued = instance.create_run_for_job(definitions.resolve_job_def("refresh_fleet_health"))
+    queued = instance.create_run_for_job(
+        definitions.resolve_job_def("refresh_fleet_health"), tags={FLEET_TAG: fleet.label}
+    )
     assert health_requests(first.cursor) == []
     instance.delete_run(queued.run_id)
     assert health_requests(first.cursor) == ["first_fleet_health"]
@@ -122,7 +127,7 @@ def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
 ) -> None:
     examined(instance)
     first = tick(fleet, instance)
-    a_run(instance, DagsterRunStatus.SUCCESS)
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
     flights.grow(3)
     second = tick(fleet, instance, first.cursor)
     assert not runs_of(second)
@@ -138,7 +143,7 @@ def test_no_run_is_requested_while_another_is_active(
     examined(instance)
     cursor = Cursor({"flights": Asked(1, 1, 0.0)}).encoded()
     for status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
-        run_id = a_run(instance, status)
+        run_id = a_run(fleet, instance, status)
         result = tick(fleet, instance, cursor)
         assert not runs_of(result)
         assert "1 have a queued or running run" in why(result)
@@ -148,7 +153,7 @@ def test_no_run_is_requested_while_another_is_active(
 def test_a_failed_run_of_an_idle_query_is_requested_again(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    a_run(instance, DagsterRunStatus.FAILURE)
+    a_run(fleet, instance, DagsterRunStatus.FAILURE)
     result = tick(fleet, instance, Cursor({"flights": Asked(9, 1, 0.0)}).encoded())
     assert [request.run_key for request in runs_of(result)] == ["maintain:flights@9#2"]
 
@@ -163,7 +168,7 @@ def test_a_tick_requests_a_limited_number_of_runs_and_the_next_tick_the_rest(
     fleet = Fleet(config_file=fleet.config_file, scratch=fleet.scratch, worker=Worker(), runs_per_tick=1)
     first = tick(fleet, instance)
     assert [request.partition_key for request in runs_of(first)] == ["flights"], "the furthest first"
-    a_run(instance, DagsterRunStatus.SUCCESS)
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
     second = tick(fleet, instance, first.cursor)
     assert [request.partition_key for request in runs_of(second)] == ["jobs.orders"]
 
@@ -208,7 +213,7 @@ def test_no_query_is_forgotten_while_its_parent_cannot_be_listed(
 
 def reaped(fleet: Fleet, instance: dg.DagsterInstance) -> str:
     with dg.build_sensor_context(instance=instance, resources={"fleet": fleet}) as context:
-        return str(dead_runs(context))
+        return str(sensor_of(fleet, "dead_runs")(context))
 
 
 def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
@@ -220,9 +225,9 @@ def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
 def test_only_runs_with_a_dead_process_are_reported_as_failed(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
-    elsewhere = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("another machine")})
-    starting = a_run(instance, DagsterRunStatus.STARTED)
+    dead = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
+    elsewhere = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("another machine")})
+    starting = a_run(fleet, instance, DagsterRunStatus.STARTED)
     assert "2 runs of this fleet are started; 1 of them were dead" in reaped(fleet, instance)
     assert {run_id: status_of(instance, run_id) for run_id in (dead, elsewhere, starting)} == {
         dead: DagsterRunStatus.FAILURE,
@@ -235,11 +240,11 @@ def test_only_the_lease_of_a_dead_run_is_released(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     tags = {HOLDER_TAG: a_holder(socket.gethostname())}
-    a_run(instance, DagsterRunStatus.STARTED, **tags)
+    a_run(fleet, instance, DagsterRunStatus.STARTED, **tags)
     lease.acquire(flights.storage, "gc", run="x", holder=tags[HOLDER_TAG], clock=SystemClock())
     reaped(fleet, instance)
     with lease.held(flights.storage, "gc", run="y", holder="a person", clock=SystemClock()) as held:
-        a_run(instance, DagsterRunStatus.STARTED, **tags)
+        a_run(fleet, instance, DagsterRunStatus.STARTED, **tags)
         reaped(fleet, instance)
         held.require()
 
@@ -247,7 +252,7 @@ def test_only_the_lease_of_a_dead_run_is_released(
 def test_an_unreadable_lease_does_not_keep_a_dead_run_active(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    dead = a_run(instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
+    dead = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
     flights.storage.create(names.lease(1), b"{")
     reaped(fleet, instance)
     assert status_of(instance, dead) is DagsterRunStatus.FAILURE
@@ -258,7 +263,7 @@ def test_a_failed_run_is_reported_with_its_query_its_file_and_the_next_command(
     instance: dg.DagsterInstance,
     flights: Checkpoint,
     webhook: tuple[str, list[dict[str, str]]],
-    configuration: Path,
+    fleet: Fleet,
 ) -> None:
     url, told = webhook
     broken = flights.stores[0].changelog(flights.versions[9][0])
@@ -273,11 +278,11 @@ def test_a_failed_run_is_reported_with_its_query_its_file_and_the_next_command(
         dagster_event=result.get_run_failure_event(),
         resources={"notifier": Notifier(webhook=url)},
     ).for_run_failure()
-    assert notify_on_failure(context) is None
+    assert sensor_of(fleet, "notify_on_failure")(context) is None
     (message,) = told
     assert message["text"].startswith("maintain_query of flights failed")
     assert f"lineage_is_gapless: {broken}" in message["text"], "the check and the file"
-    assert message["text"].endswith(f"Next: statekeeper --config {configuration} audit flights")
+    assert message["text"].endswith(f"Next: statekeeper --config {fleet.config_file} audit flights")
 
 
 @pytest.fixture
@@ -322,7 +327,7 @@ def test_a_query_is_due_when_its_replay_exceeds_the_restore_target(
     instance.report_runless_asset_event(
         dg.AssetMaterialization("snapshot", partition="flights", metadata={"figures": metadata.figures(figures)})
     )
-    a_run(instance, DagsterRunStatus.SUCCESS)
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
     first = tick(fleet, instance, Cursor({"flights": Asked(9, 1, 0.0)}).encoded())
     assert runs_of(first) == []
     limit = remembered(first).asked["flights"].versions

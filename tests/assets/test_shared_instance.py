@@ -13,12 +13,10 @@ from dagster import DagsterRunStatus
 
 from statekeeper.assets.definitions import build
 from statekeeper.assets.due import Asked, Cursor, parse
-from statekeeper.assets.partitions import QUERIES, QUERY_SET, QUERY_TAG
-from statekeeper.assets.schedules import mirror_queries, weekly_prune
-from statekeeper.assets.sensors import changelog_tail, dead_runs
+from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.worker import HOLDER_TAG, Worker, holder
-from tests.assets.conftest import grown
+from tests.assets.conftest import QUERIES, grown, schedule_of, sensor_of
 from tests.support.maintainers import QUIET_SECONDS
 
 PRUNE = {"ops": {"delete_old_runs": {"config": {"keep_days": 1}}}}
@@ -48,7 +46,7 @@ class Team:
     def tick(self, instance: dg.DagsterInstance) -> dg.SensorResult:
         """Evaluate the sensor and apply its requests of partitions, as the daemon does."""
         with dg.build_sensor_context(instance=instance, cursor=self.cursor, resources={"fleet": self.fleet}) as context:
-            found = changelog_tail(context)
+            found = sensor_of(self.fleet, "changelog_tail")(context)
         assert isinstance(found, dg.SensorResult)
         for request in found.dynamic_partitions_requests or ():
             if isinstance(request, dg.AddDynamicPartitionsRequest):
@@ -200,8 +198,7 @@ def test_each_run_that_the_fleet_requests_has_its_tag(on_disk: dg.DagsterInstanc
     grown(orders.folder, "orders", 2)
     requests = orders.tick(on_disk).run_requests or ()
     assert {request.job_name for request in requests} == {"maintain_query", "refresh_fleet_health"}
-    with dg.build_schedule_context(instance=on_disk, resources={"fleet": orders.fleet}) as context:
-        pruning = weekly_prune(context)
+    pruning = schedule_of(orders.fleet, "weekly_prune")()
     assert isinstance(pruning, dg.RunRequest)
     assert {request.tags[FLEET_TAG] for request in (*requests, pruning)} == {"orders"}
 
@@ -221,7 +218,7 @@ def test_a_dead_run_of_another_fleet_stays(instance: dg.DagsterInstance, orders:
     tags = {QUERY_TAG: "payments", FLEET_TAG: "payments", HOLDER_TAG: holder("dead")}
     run = instance.create_run_for_job(job_def=job, status=DagsterRunStatus.STARTED, tags=tags)
     with dg.build_sensor_context(instance=instance, resources={"fleet": orders.fleet}) as context:
-        dead_runs(context)
+        sensor_of(orders.fleet, "dead_runs")(context)
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED  # type: ignore[union-attr]
 
 
@@ -233,7 +230,9 @@ def test_a_mirror_is_requested_only_for_the_queries_of_the_fleet(
     with dg.build_schedule_context(
         instance=on_disk, scheduled_execution_time=datetime(2026, 3, 1, tzinfo=UTC), resources={"fleet": orders.fleet}
     ) as context:
-        requested = [one for one in mirror_queries(context) if isinstance(one, dg.RunRequest)]
+        requested = [
+            one for one in schedule_of(orders.fleet, "mirror_queries")(context) if isinstance(one, dg.RunRequest)
+        ]
     assert [one.partition_key for one in requested] == ["orders"]
 
 

@@ -1,0 +1,169 @@
+"""The factory of all definitions of a fleet: for this repository's own Dagster, and for a guest in a company's Dagster."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import dagster as dg
+
+from statekeeper.assets.clone import clone
+from statekeeper.assets.fleet_health import fleet_health
+from statekeeper.assets.history import PRUNE_HISTORY, prune_history
+from statekeeper.assets.host import warn_of_missing_settings
+from statekeeper.assets.jobs import jobs
+from statekeeper.assets.lineage import lineage
+from statekeeper.assets.mirror import mirror
+from statekeeper.assets.names import Names, OwnRuns, Translate
+from statekeeper.assets.retention import retention
+from statekeeper.assets.rewrites import rewrites
+from statekeeper.assets.savepoint import savepoint
+from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, schedules
+from statekeeper.assets.sensors import sensors
+from statekeeper.assets.snapshot import snapshot
+from statekeeper.assets.sources import sources
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.notifier import Notifier
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
+from statekeeper.statestore.contents.quiet import QUIET_SECONDS
+
+_WEBHOOK = "STATEKEEPER_WEBHOOK"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+
+
+def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECONDS) -> dg.Definitions:
+    """Build the definitions of this repository's own Dagster for an environment. Tests inject both arguments."""
+    fleet = Fleet(
+        config_file=str(Path(environment.get("STATEKEEPER_CONFIG", CONFIGURATION_FILE)).resolve()),
+        scratch=environment.get("STATEKEEPER_SCRATCH", tempfile.gettempdir()),
+        worker=Worker(),
+        name=environment.get("STATEKEEPER_FLEET", ""),
+        quiet_seconds=quiet_seconds,
+    )
+    return _definitions(
+        Names(fleet=fleet.label),
+        fleet,
+        # EnvVar: the UI shows the values of a resource, and a webhook's URL is a secret.
+        Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else ""),
+        health_cron=environment.get("STATEKEEPER_HEALTH_CRON", HEALTH_CRON),
+        mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
+    )
+
+
+def build_definitions(
+    config: str | Path,
+    *,
+    name: str,
+    key_prefix: str | Sequence[str] | None = None,
+    group: str | None = None,
+    owners: Sequence[str] = (),
+    translate: Translate | None = None,
+    streaming_query: dg.AssetKey | str | Sequence[str] | None = None,
+    pool: str | None = None,
+    webhook: str | dg.EnvVar = "",
+    scratch: str | Path | None = None,
+    health_cron: str = HEALTH_CRON,
+    mirror_cron: str = MIRROR_CRON,
+    with_rewrites: bool = True,
+    quiet_seconds: float = QUIET_SECONDS,
+) -> dg.Definitions:
+    """Build the definitions of a fleet for `Definitions.merge` in a company's own Dagster project.
+
+    All sensors and schedules are stopped until a person starts them. Jobs, ops, sensors, schedules, resources and partition
+    sets have the prefix `<name>_`, and each run has the tag `statekeeper/fleet=<name>`. Only runs with this tag, and only
+    partitions of these sets, are read or changed.
+
+    config           path of `statekeeper.toml`
+    name             the name of the fleet: a letter, then up to 39 letters, digits and underscores; unique in the instance
+    key_prefix       of the asset keys; default: the name
+    group            of the assets; default: the name
+    owners           of the assets, as in `AssetSpec`
+    translate        called with the `AssetSpec` of each asset; returns it with another key, group, other owners, tags or
+    deps streaming_query  the asset of the streaming query; the assets of the fleet then depend on it, and define none pool
+    of all steps; default: `<name>_maintenance` webhook          URL to which failures are sent; `dg.EnvVar` keeps it secret
+    scratch          folder on a local disk for temporary files; default: the system's health_cron      when the fleet is
+    examined mirror_cron      when the queries with a mirror are mirrored with_rewrites    False: without the assets and
+    jobs that rewrite the state of a stopped query quiet_seconds    time without a change after which a query counts as
+    stopped
+    """
+    if not _NAME.fullmatch(name):
+        raise dg.DagsterInvalidDefinitionError(
+            f"{name!r} is no name of a fleet: it is a letter, then up to 39 letters, digits and underscores"
+        )
+    names = Names(
+        fleet=name,
+        prefix=f"{name}_",
+        key_prefix=(name,) if key_prefix is None else _parts(key_prefix),
+        group=group or name,
+        owners=tuple(owners),
+        pool=pool or f"{name}_maintenance",
+        translate=translate,
+        starts=False,
+    )
+    warn_of_missing_settings(name, names.pool)
+    return _definitions(
+        names,
+        Fleet(
+            config_file=str(Path(config).resolve()),
+            scratch=str(scratch or tempfile.gettempdir()),
+            worker=Worker(),
+            name=name,
+            quiet_seconds=quiet_seconds,
+        ),
+        Notifier(webhook=webhook),
+        health_cron=health_cron,
+        mirror_cron=mirror_cron,
+        streaming_query=None if streaming_query is None else dg.AssetDep(_key(streaming_query)),
+        with_rewrites=with_rewrites,
+    )
+
+
+def _definitions(
+    names: Names,
+    fleet: Fleet,
+    notifier: Notifier,
+    *,
+    health_cron: str,
+    mirror_cron: str,
+    streaming_query: dg.AssetDep | None = None,
+    with_rewrites: bool = True,
+) -> dg.Definitions:
+    external = sources(names, streaming_query)
+    snapshots = snapshot(names, external)
+    audits = lineage(names, snapshots)
+    retained = retention(names, external, audits)
+    health = fleet_health(names, retained)
+    mirrors = mirror(names, external)
+    by_hand = {
+        **(rewrites(names, external) if with_rewrites else {}),
+        "clone": clone(names, external),
+        "savepoint": savepoint(names, external),
+    }
+    maintain = (snapshots, audits, retained)
+    assets: list[dg.AssetsDefinition | dg.AssetSpec]
+    assets = [*external.specs, *maintain, *by_hand.values(), mirrors, health]
+    of_assets = jobs(names, maintain=maintain, mirror=mirrors, fleet_health=health, by_hand=by_hand)
+    runs = OwnRuns(
+        names,
+        jobs=frozenset({names.of(PRUNE_HISTORY), *(job.name for job in of_assets.all)}),
+        assets=frozenset(one.key for one in assets),
+    )
+    pruning = prune_history(runs)
+    return dg.Definitions(
+        assets=assets,
+        jobs=[*of_assets.all, pruning],
+        schedules=schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron),
+        sensors=sensors(runs, of_assets, pruning, snapshot=snapshots, fleet_health=health),
+        resources={names.fleet_key: fleet, names.notifier_key: notifier},
+    )
+
+
+def _key(given: dg.AssetKey | str | Sequence[str]) -> dg.AssetKey:
+    return given if isinstance(given, dg.AssetKey) else dg.AssetKey(_parts(given))
+
+
+def _parts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(given.split("/")) if isinstance(given, str) else tuple(given)
