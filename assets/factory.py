@@ -81,13 +81,15 @@ def build_definitions(
     key_prefix       of the asset keys; default: the name
     group            of the assets; default: the name
     owners           of the assets, as in `AssetSpec`
-    translate        called with the `AssetSpec` of each asset; returns it with another key, group, other owners, tags or
-    deps streaming_query  the asset of the streaming query; the assets of the fleet then depend on it, and define none pool
-    of all steps; default: `<name>_maintenance` webhook          URL to which failures are sent; `dg.EnvVar` keeps it secret
-    scratch          folder on a local disk for temporary files; default: the system's health_cron      when the fleet is
-    examined mirror_cron      when the queries with a mirror are mirrored with_rewrites    False: without the assets and
-    jobs that rewrite the state of a stopped query quiet_seconds    time without a change after which a query counts as
-    stopped
+    translate        gets the `AssetSpec` of each asset; returns it with other keys, groups, owners, tags or dependencies
+    streaming_query  the key of your asset of the query; the assets of the fleet depend on it, and the fleet defines none
+    pool             of all steps; default: `<name>_maintenance`
+    webhook          URL to which failures are sent; `dg.EnvVar` keeps it secret
+    scratch          folder on a local disk for temporary files; default: the system's
+    health_cron      when the fleet is examined
+    mirror_cron      when the queries with a mirror are mirrored
+    with_rewrites    False: without the assets and jobs that rewrite the state of a stopped query
+    quiet_seconds    time without a change after which a query counts as stopped
     """
     if not _NAME.fullmatch(name):
         raise dg.DagsterInvalidDefinitionError(

@@ -25,12 +25,13 @@ from dagster_graphql.test.utils import execute_dagster_graphql
 
 from statekeeper.assets import host
 from statekeeper.assets.partitions import QUERY_TAG
-from statekeeper.dagster import build_definitions
+from statekeeper.dagster import build, build_definitions
 from statekeeper.resources.fleet import FLEET_TAG
 from statekeeper.resources.worker import HOLDER_TAG, holder
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
 from tests.support.entry_points import ROCKSDB
+from tests.support.running import REPOSITORY
 from tests.support.unpacked import unpacked
 
 CONFIGURATION = """
@@ -393,8 +394,6 @@ def test_only_dead_runs_of_the_fleet_are_reported(guest: dg.Definitions, instanc
 
 
 def test_a_fleet_loads_beside_another_and_beside_this_repositorys_own(tmp_path: Path, guest: dg.Definitions) -> None:
-    from statekeeper.dagster import build
-
     configuration = tmp_path / "statekeeper.toml"
     ads = build_definitions(configuration, name="ads", streaming_query=dg.AssetKey(["payments", "streaming_query"]))
     own = build({"STATEKEEPER_CONFIG": str(configuration)})
@@ -404,6 +403,16 @@ def test_a_fleet_loads_beside_another_and_beside_this_repositorys_own(tmp_path: 
         "payments_maintenance"
     }
     assert {one.op.pool for one in own.assets or () if isinstance(one, dg.AssetsDefinition)} == {None}
+
+
+def test_the_code_in_the_documentation_loads(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "how-to" / "add-to-your-dagster.md").read_text()
+    definitions, dependencies, translation = (part.partition("```")[0] for part in page.split("```python\n")[1:])
+    for changed in ("", dependencies, translation):
+        namespace: dict[str, Any] = {}
+        code = f"{definitions.partition('defs =')[0]}{changed}\ndefs = dg.Definitions.merge(company, payments)"
+        exec(code.replace("/etc/statekeeper", str(tmp_path)), namespace)
+        dg.Definitions.validate_loadable(namespace["defs"])
 
 
 @pytest.mark.parametrize("name", ["", "two words", "pay-ments", "1st", "a/b", "a" * 41])

@@ -78,6 +78,15 @@ def test_a_red_query_stays_red_until_its_next_run_evaluates_the_check(
     assert not page(instance).passed
 
 
+def test_the_verdict_on_each_check_of_an_asset_counts_all_queries(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, orders: Checkpoint
+) -> None:
+    found = run(definitions, instance, "flights").get_asset_check_evaluations()
+    of_fleet = {one.check_name: one.description for one in found if one.partition is None}
+    assert len(of_fleet) == 5
+    assert set(of_fleet.values()) == {"The check passes for all queries (2)."}
+
+
 def test_a_forgotten_query_is_not_red(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, orders: Checkpoint
 ) -> None:
