@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.verbs.contract import Verb
 from statekeeper.statestore.storage import Storage, at_once, open_storage
@@ -35,6 +36,7 @@ AnyVerb = type[Verb[Any, Any, Any]]
 Roots = Sequence[Storage]
 """The root. Of a copy, the source and the destination; of a claim, the root and the new checkpoint."""
 
+DECISIVE = (names.COMMITS, names.OFFSETS, names.BINDING, names.SWITCHOVERS)
 SOME_KINDS = {
     "own v2": (Origin.OWN, Structure.V2, False),
     "own v2 in batch logs": (Origin.OWN, Structure.V2, True),
@@ -153,7 +155,8 @@ class Crashing(ABC):
     fewest: int
     """There are at least this many cases."""
     every = 0
-    """In CI, one of this number of cases runs, of those that `differing` returns; 0: one of each kind of write."""
+    """In CI, a crash after each write runs, and one of this number of the other cases that `differing` returns; 0: one case
+    of each kind of write."""
     is_slow = False
     """Whether CI leaves out the verb: it is another one with another base."""
     in_a_bucket = 0
@@ -219,7 +222,10 @@ class Crashing(ABC):
 
     def some(self, turn: int) -> list[Case]:
         """Return the cases of CI."""
-        return differing(self.cases)[:: self.every] if self.every else each_kind_of_write(self.cases, turn)
+        if not self.every:
+            return each_kind_of_write(self.cases, turn)
+        cases = differing(self.cases)
+        return [*filter(is_after_write, cases), *[one for one in cases if not is_after_write(one)][:: self.every]]
 
     def some_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
         """Return the cases that CI also runs in a bucket."""
@@ -266,12 +272,24 @@ def differing(cases: Sequence[Case]) -> list[Case]:
     return found
 
 
+def is_after_write(case: Case) -> bool:
+    """Whether the process dies after a write: these are all states in which a crash can leave the files of a storage
+    without torn writes."""
+    return case.fault is Fault.AFTER and case.request.kind in WRITES
+
+
 def each_kind_of_write(cases: Sequence[Case], turn: int) -> list[Case]:
-    """Return one case of each kind of write: a kind of request, on a kind of file. The fault changes from kind to kind, and
-    with `turn`, so that several verbs have all faults at each kind."""
+    """Return one case of each kind of write: a kind of request, on a kind of file. The process dies after a write that
+    decides what a query loads. The fault of the others changes from kind to kind, and with `turn`, so that several verbs
+    have all faults at each kind."""
     kinds: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
         if case.request.kind in WRITES:
             shape = re.sub(r"[^/._-]*\d[^/._-]*", "#", case.request.path)
             kinds.setdefault((case.side, case.request.kind, shape), []).append(case)
-    return [of_kind[(number + turn) % len(of_kind)] for number, of_kind in enumerate(kinds.values())]
+    found = []
+    for number, of_kind in enumerate(kinds.values()):
+        if of_kind[0].request.path.startswith(DECISIVE):
+            of_kind = [one for one in of_kind if one.fault is Fault.AFTER]
+        found.append(of_kind[(number + turn) % len(of_kind)])
+    return found

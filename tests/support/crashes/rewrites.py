@@ -27,7 +27,7 @@ from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, evolved_roots, loads, switching
 from tests.support.checkpoints import Checkpoint
-from tests.support.crashes import AnyVerb, Case, Crashing, Place, Roots, path_of
+from tests.support.crashes import AnyVerb, Case, Crashing, Place, Roots, is_after_write, path_of
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.rescales import abort, all_rows, rescale
@@ -104,8 +104,7 @@ class Rewriting(Crashing):
 
     def some_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
         commit = None if self.commit_in_a_bucket is None else names.commits(self.commit_in_a_bucket)
-        found = [one for one in self.cases if one.request.kind in WRITES and one.request.path == commit]
-        return [one for one in found if one.fault is Fault.AFTER] * self.in_a_bucket
+        return [one for one in self.cases if is_after_write(one) and one.request.path == commit] * self.in_a_bucket
 
     def all_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
         return some
@@ -159,7 +158,10 @@ class OfArchive(Rewriting):
     def check_dead(self, storage: Storage, case: Case) -> None:
         """Check that the head loads, and that Spark's V1 provider cannot start on a part of the new snapshots."""
         batch = self.batch + 1
-        if storage.stat(names.commits(batch)) and not storage.stat(names.offsets(batch)):
+        is_committed, is_begun = (storage.stat(log(batch)) is not None for log in (names.commits, names.offsets))
+        # Spark would start a batch with its new number of partitions or provider.
+        assert is_committed or not is_begun, case
+        if is_committed and not is_begun:
             # The commit alone does not tell the confs of its batch.
             statekeeper("dump", str(self.place.local(storage)), exit_code=HalfSwitched.exit_code)
         else:
@@ -290,7 +292,7 @@ class Aborting(OfArchive):
 
     def some(self, turn: int) -> list[Case]:
         """Return a crash after each write."""
-        return [one for one in self.cases if one.fault is Fault.AFTER and one.request.kind in WRITES]
+        return [*filter(is_after_write, self.cases)]
 
     def check_dead(self, storage: Storage, case: Case) -> None:
         super().check_dead(storage, case)
@@ -378,6 +380,8 @@ def evolving(*, of_undo: bool = False) -> type[Rewriting]:
             expected = evolved_roots.new_rows(rows) if is_done else rows
             assert evolved_roots.rows_of(storage, 0, self.folder) == evolved_roots.by_key(expected), case
             opened(storage, evolved_roots.declared(values[is_done], evolved_roots.PLAIN), 1)
+            # A driver that was running during the evolution compares it.
+            assert bool(read_binding(storage)[0].evolution) is is_done, case
             if not self.place.is_disk:
                 evolved_roots.commit(storage, self.place.scratch(), 1, expected, evolved_roots.plain_rows("a"))
                 clean(storage, self.place.scratch())

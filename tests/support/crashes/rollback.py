@@ -50,7 +50,7 @@ class Repairing(Crashing):
     """A checkpoint whose newest batches were deleted, and whose snapshots have the header of Spark 4.0."""
 
     verb: AnyVerb = Repair
-    fewest, every = 40, 3
+    fewest, every = 40, 5
 
     def make_base(self) -> None:
         self.made = self.place.shared("to repair", self._make)
@@ -201,7 +201,7 @@ class Rewinding(_OfWrites):
 
 class RevertingRewind(Rewinding):
     verb: AnyVerb = rewind.Revert
-    fewest, every = 20, 2
+    fewest, every = 20, 4
     is_reversible = False
 
     def make_base(self) -> None:

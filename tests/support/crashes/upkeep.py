@@ -18,7 +18,7 @@ from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
 from statekeeper.statestore.storage import Storage
 from tests.support import runs, snapshots, verbs
 from tests.support.checkpoints import Checkpoint
-from tests.support.crashes import AnyVerb, Case, Crashing, Roots
+from tests.support.crashes import AnyVerb, Case, Crashing, Roots, differing
 from tests.support.faulty_storage import FaultyStorage, Request
 from tests.support.hosts import column
 from tests.support.keyed_roots import KeyedRoot
@@ -132,6 +132,10 @@ class CollectingRemoved(Crashing):
 
     def chosen(self, trace: Sequence[Request]) -> Sequence[Request]:
         return [one for one in trace if one.kind in WRITES]
+
+    def some(self, turn: int) -> list[Case]:
+        # Each case loads each store twice.
+        return differing(self.cases)[:: self.every]
 
     def check_half(self, roots: Roots, case: Case) -> None:
         replace(self.root, storage=roots[0], folder=self.place.scratch()).assert_right(2)
