@@ -74,15 +74,19 @@ def made(storage: Storage, folder: Path, kind: str, structure: Structure, *, in_
     return _base(kind, structure, in_batch_logs).copied_to(storage, folder)
 
 
+def made_anew(storage: Storage, folder: Path, kind: str, structure: Structure, *, in_batch_logs: bool) -> Query:
+    """As `made`, but another query with other ids, and with its local copies of the stores."""
+    query = maintained_query(storage, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
+    query.snapshot()
+    query.grow(3)
+    return query
+
+
 @cache
 def _base(kind: str, structure: Structure, in_batch_logs: bool) -> Query:
     folder = Path(tempfile.mkdtemp(prefix="base of clones"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    root = open_storage(str(folder / "root"))
-    query = maintained_query(root, folder, structure, Origin(kind), batches=5, in_batch_logs=in_batch_logs)
-    query.snapshot()
-    query.grow(3)
-    return query
+    return made_anew(open_storage(str(folder / "root")), folder, kind, structure, in_batch_logs=in_batch_logs)
 
 
 def own(storage: Storage, folder: Path) -> Query:

@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.copies.mirrors import Reason
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import verbs
-from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, own, query_of
+from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, cloned, made, made_anew, own, query_of
 from tests.support.file_sources import read_file, read_files
 from tests.support.maintained_query import maintained_query
 from tests.support.mirrors import mirrored, require_right
@@ -41,7 +41,7 @@ def files(storage: Storage) -> set[str]:
 @pytest.mark.parametrize("kind", ["own", "native"])
 def test_a_truncated_changelog_of_the_source_does_not_replace_the_copy(disks: Roots, tmp_path: Path, kind: str) -> None:
     source, destination = disks
-    query = made(source, tmp_path, kind, Structure.V2, in_batch_logs=False)
+    query = made_anew(source, tmp_path, kind, Structure.V2, in_batch_logs=False)
     mirrored(source, destination, tmp_path)
     path = changelog_of(source, 6)
     body = source.read(path)

@@ -27,7 +27,7 @@ from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
 from tests.support import verbs
-from tests.support.clones import FULL, Roots, cloned, made, own, query_of
+from tests.support.clones import FULL, Roots, cloned, made, made_anew, own, query_of
 from tests.support.maintained_query import Query
 from tests.support.maintainers import MAINTAINER
 from tests.support.mirrors import mirrored, require_right
@@ -82,7 +82,7 @@ def _with_a_new_query_in_the_source(query: Query, roots: Roots, scratch: Path) -
     del query
     source = roots[0]
     source.delete([entry.path for entry in source.list("", hidden=True)])
-    own(source, scratch / "new")
+    made_anew(source, scratch / "new", "own", Structure.V2, in_batch_logs=False)
 
 
 def _with_a_switched_source(query: Query, roots: Roots, scratch: Path) -> None:
