@@ -48,13 +48,12 @@ SOME_KINDS = {
 
 
 class Place:
-    """Where bases and cases are: on local disk, or in a bucket. `folder`: also for local files of cases in a bucket."""
+    """Where bases and cases are: on local disk, or in buckets. `folder`: also for local files of cases in a bucket."""
 
     def __init__(self, folder: Path, server: S3Server | None = None) -> None:
         self.folder = folder
         self.is_disk = server is None
         self._server = server
-        self._url = str(folder) if server is None else f"s3://{server.make_bucket()}"
         self._numbers = itertools.count()
         self._shared: dict[str, object] = {}
 
@@ -66,8 +65,10 @@ class Place:
 
     def root(self, name: str) -> Storage:
         """Return an empty root."""
-        options = {} if self._server is None else self._server.options
-        return open_storage(f"{self._url}/{name}", options=options)
+        if self._server is None:
+            return open_storage(f"{self.folder}/{name}")
+        # A bucket of its own: the time of a listing grows with all objects of the bucket.
+        return open_storage(f"s3://{self._server.make_bucket()}/{name}", options=self._server.options)
 
     def new_root(self, side: int = 0) -> Storage:
         return self.root(f"case-{next(self._numbers)}/{'destination' if side else 'checkpoint'}")

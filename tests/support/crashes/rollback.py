@@ -126,7 +126,18 @@ class RevertingRepair(Repairing):
 NEWEST, TARGET = 4, 2
 
 
-class Rewinding(_OfWrites):
+class _ThenUndone(_OfWrites):
+    """A rewind that died: it is completed, or what it moved is taken back."""
+
+    def complete(self, roots: Roots, case: Case, *, back: bool) -> bool:
+        moved = moved_by(roots[0])
+        if not moved or not back:
+            return super().complete(roots, case, back=back)
+        undone(roots[0], moved[0], clock=after_the_dead())
+        return False
+
+
+class Rewinding(_ThenUndone):
     """A query with a snapshot at the target of the rewind."""
 
     verb: AnyVerb = rewind.Rewind
@@ -173,13 +184,6 @@ class Rewinding(_OfWrites):
         assert newest is not None
         self.met.add(newest)
         assert self.states(roots[0]) == self.rows[newest], case
-
-    def complete(self, roots: Roots, case: Case, *, back: bool) -> bool:
-        moved = moved_by(roots[0])
-        if not moved or not back:
-            return super().complete(roots, case, back=back)
-        undone(roots[0], moved[0], clock=after_the_dead())
-        return False
 
     def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
         if not is_done:
@@ -294,7 +298,7 @@ def entries(sink: Storage) -> dict[str, bytes]:
 JOIN = Path(__file__).parents[2] / "fixtures" / "checkpoints" / "spark-4.2.0-hdfs-join-2.zip"
 
 
-class RewindingConversion(_OfWrites):
+class RewindingConversion(_ThenUndone):
     """A rewind of a converted query to a batch before the conversion: no offsets of the appended batch remain without its
     commit."""
 
@@ -330,13 +334,6 @@ class RewindingConversion(_OfWrites):
         newest = catalog.newest_batch(roots[0])
         assert newest is not None
         assert catalog.newest_begun(roots[0]) <= newest, case
-
-    def complete(self, roots: Roots, case: Case, *, back: bool) -> bool:
-        moved = moved_by(roots[0])
-        if not moved or not back:
-            return super().complete(roots, case, back=back)
-        undone(roots[0], moved[0], clock=after_the_dead())
-        return False
 
     def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
         if not is_done:

@@ -85,7 +85,7 @@ class Collecting(_OfCheckpoint):
         with made.load(made.stores[0], made.versions[5][0], folder / "zombie") as opened:
             opened.put(column([b"of a zombie"]), column([b"x"]))
             opened.commit()
-        made.storage.create(made.stores[0].table_file(f"000999-{RandomIds().fresh()}.sst"), b"of nobody")
+        made.storage.create(made.stores[0].table_file(f"000999-{RandomIds().fresh()}.sst"), b"no zip names it")
 
     def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
         collect(roots[0], POLICY, clock)
