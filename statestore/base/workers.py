@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Thread, current_thread, main_thread
+from types import FrameType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from statekeeper.statestore.base.errors import LocalStateError, StatekeeperError
@@ -162,12 +163,36 @@ def callers(workers: int) -> Iterator[Caller]:
     if pool is None:
         yield Caller()
         return
+    with _interrupted_once():
+        try:
+            yield Caller(workers, pool)
+        except BaseException:
+            pool.shutdown(wait=True, kill_workers=True)
+            raise
+        pool.shutdown()
+
+
+@contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Let only the first Ctrl-C raise. A second one would interrupt the end of the processes, and they would stay."""
+    before = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(before):
+        yield
+        return
+    raised = False
+
+    def first_only(number: int, frame: FrameType | None) -> None:
+        nonlocal raised
+        if not raised:
+            raised = True
+            before(number, frame)
+            raised = False
+
+    signal.signal(signal.SIGINT, first_only)
     try:
-        yield Caller(workers, pool)
-    except BaseException:
-        pool.shutdown(wait=True, kill_workers=True)
-        raise
-    pool.shutdown()
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _started(workers: int) -> ProcessPoolExecutor | None:
@@ -175,13 +200,17 @@ def _started(workers: int) -> ProcessPoolExecutor | None:
     # program again, which may be a script without a guard.
     from loky.process_executor import ProcessPoolExecutor
 
+    try:
+        # This starts the process that tracks the semaphores of the others. Its start unblocks the signal in this thread.
+        pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(os.getpid(),))
+    except OSError:
+        # Without shared memory, the machine has no semaphores.
+        return None
     # Ctrl-C reaches all processes, but the first one ends the others. They inherit the blocked signal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        pool = ProcessPoolExecutor(workers, initializer=_begin, initargs=(os.getpid(),))
         pool.submit(os.getpid)
     except OSError:
-        # Without shared memory, the machine has no semaphores.
         return None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
