@@ -94,6 +94,8 @@ def test_a_job_continues_with_the_new_columns_and_the_totals_of_all_batches(
     with pytest.raises(SchemaMismatch, match="the columns that the root had before batch 0, which changed them"):
         run(OLD_JOB)
     run(NEW_JOB, "a", "b", "d")
+    if log is LogLayout.BATCH:
+        statekeeper("unpack", root)
     rows = delta_session.read.format("statestore").load(root).selectExpr("key.k", "value.*").collect()
     assert sorted(tuple(row) for row in rows) == [
         ("a", 3, "USD", 1.5),
