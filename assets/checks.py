@@ -16,15 +16,21 @@ from statekeeper.assets import metadata
 from statekeeper.assets.names import Check
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
-from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.messages import counted, with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
+from statekeeper.statestore.maintenance.verbs.audit import described
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
 from statekeeper.statestore.maintenance.verbs.report import Figure
-from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshots
+from statekeeper.statestore.maintenance.verbs.snapshot import (
+    PlannedSnapshots,
+    Snapshots,
+    described_tail,
+    long_tail,
+)
 
 _LOGS = frozenset(
     {
@@ -108,21 +114,20 @@ LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE
 def tail_is_short(found: PlannedSnapshots, done: Snapshots, query: OpenedQuery) -> dg.AssetCheckResult:
     """Check that the tail of each store is shorter than the policy's `snapshot.changelogs`."""
     allowed = query.policies.snapshot.changelogs
-    unloadable = [one for one in found.plan.leave if one.reason.is_finding]
-    after = done.tails(found)
-    longest = max(after.values(), default=0)
-    worst = next((store for store, tail in after.items() if tail == longest), None)
-    passed = not unloadable and longest < allowed
-    of_store = f" (store {worst})" if worst else ""
-    description = f"The longest tail has {counted(longest, 'changelog')}{of_store}; the policy's limit is {allowed:,}."
-    if unloadable:
-        description = f"store {unloadable[0].store}: {unloadable[0].explained}"
+    after, problem = done.tails(found), long_tail(found, done, allowed)
+    description = problem or described_tail(after, allowed)
     return dg.AssetCheckResult(
         check_name=TAIL_IS_SHORT.name,
-        passed=passed,
+        passed=problem is None,
         severity=dg.AssetCheckSeverity.WARN,
-        description=printable(description) if passed else with_next(description, query.command("inspect")),
-        metadata=_figures({"longest_tail": longest, "allowed": allowed, "unloadable_stores": len(unloadable)}),
+        description=printable(description) if problem is None else with_next(description, query.command("inspect")),
+        metadata=_figures(
+            {
+                "longest_tail": max(after.values(), default=0),
+                "allowed": allowed,
+                "unloadable_stores": len(found.findings),
+            }
+        ),
     )
 
 
@@ -245,15 +250,8 @@ def _result(
 
 
 def describe(findings: Sequence[Finding], command: str) -> str:
-    """The worst finding: its file, problem, consequence, action and the next command. `findings`: at least one."""
-    worst = findings[0]
-    more = f" There are {len(findings) - 1:,} more findings." if len(findings) > 1 else ""
-    return with_next(f"{worst.file} {worst.problem}; {worst.meaning} -> {worst.action}.{more}", command)
-
-
-def with_next(description: str, command: str) -> str:
-    """Append the next command to a description."""
-    return f"{printable(description).removesuffix('.')}. Next: {command}"
+    """The worst finding with the next command. `findings`: at least one."""
+    return with_next(described(findings), command)
 
 
 def _figures(values: dict[str, Figure]) -> dict[str, dg.MetadataValue]:

@@ -7,12 +7,13 @@ from datetime import timedelta
 import dagster as dg
 
 from statekeeper.assets import metadata, pictures
-from statekeeper.assets.checks import describe, with_next
+from statekeeper.assets.checks import describe
 from statekeeper.assets.names import Check, Names
 from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs import health

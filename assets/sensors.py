@@ -6,8 +6,6 @@ from functools import partial
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from statekeeper.assets import due
-from statekeeper.assets.due import Ask, Asked, Cursor, Last, Wait
 from statekeeper.assets.jobs import Jobs
 from statekeeper.assets.names import OwnRuns
 from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
@@ -18,6 +16,8 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rounds import due
+from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Cursor, Last, Wait
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration
 from statekeeper.statestore.maintenance.verbs.fleet import Query, forget_seconds

@@ -12,7 +12,7 @@ from statekeeper.assets.verdicts import with_fleet_verdicts
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
-from statekeeper.statestore.maintenance.verbs.contract import unattended
+from statekeeper.statestore.maintenance.verbs.contract import prepare, unattended
 from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshot, Snapshots
 from statekeeper.statestore.root.attempts import metrics_at
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
@@ -32,7 +32,7 @@ def snapshot(names: Names, sources: Sources) -> dg.AssetsDefinition:
         """
         fleet = names.fleet_in(context)
         query = fleet.open(context.partition_key)
-        prepared = unattended(Snapshot(), run_of(context, fleet, query))
+        prepared = unattended(prepare(Snapshot(), run_of(context, fleet, query)))
         found, done = prepared.plan, prepared.made or Snapshots()
         _record(context, names, sources, query.name, done.taken)
         shown = {**of_prepared(prepared), **metadata.of_job(_metrics(query, found), query.prices)}

@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from statekeeper.statestore.base.redaction import printable
+
 CONFIGURATION_FILE = "statekeeper.toml"
 """The name of the configuration file, in the working directory."""
 
@@ -15,6 +17,11 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def with_next(description: str, command: str) -> str:
+    """Append the next command to the description of a problem."""
+    return f"{printable(description).removesuffix('.')}. Next: {command}"
 
 
 _ROOT = re.compile(r"\bROOT\b")

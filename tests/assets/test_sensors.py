@@ -14,8 +14,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from statekeeper.assets import due, metadata
-from statekeeper.assets.due import Asked, Cursor
+from statekeeper.assets import metadata
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG, REASON_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
@@ -23,6 +22,8 @@ from statekeeper.resources.worker import HOLDER_TAG, Worker
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rounds import due
+from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
 from tests.assets.conftest import QUERIES, grown, sensor_of
 from tests.support.checkpoints import Checkpoint
 

@@ -12,10 +12,10 @@ import pytest
 from dagster import DagsterRunStatus
 
 from statekeeper.assets.definitions import build
-from statekeeper.assets.due import Asked, Cursor, parse
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.worker import HOLDER_TAG, Worker, holder
+from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor, parse
 from tests.assets.conftest import QUERIES, grown, schedule_of, sensor_of
 from tests.support.maintainers import QUIET_SECONDS
 

@@ -129,7 +129,7 @@ class snapshot:
     def unattended(
         storage: Storage, policies: Policies, by: Maintainer, *, scratch: Path
     ) -> Prepared[PlannedSnapshots, Ended, Snapshots]:
-        return contract.unattended(Snapshot(), a_run(storage, policies, by, scratch=scratch))
+        return contract.unattended(contract.prepare(Snapshot(), a_run(storage, policies, by, scratch=scratch)))
 
 
 class retention:

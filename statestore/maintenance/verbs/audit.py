@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statekeeper.statestore.maintenance.upkeep import audit, retention
-from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts, AuditPolicy
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts, AuditPolicy, Finding
 from statekeeper.statestore.maintenance.upkeep.retention import Forecast
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.storage import RequestCounts, Storage
@@ -36,6 +36,13 @@ def policy_of(policies: Policies) -> AuditPolicy:
 def judged(facts: AuditFacts, policies: Policies) -> Audit:
     """Judge the facts with the retention policy of the checkpoint. Pure."""
     return audit.judge(facts, policy_of(policies))
+
+
+def described(findings: Sequence[Finding]) -> str:
+    """Describe the worst finding: its file, problem, consequence and action. `findings`: at least one, the worst first."""
+    worst = findings[0]
+    more = f" There are {len(findings) - 1:,} more findings." if len(findings) > 1 else ""
+    return f"{worst.file} {worst.problem}; {worst.meaning} -> {worst.action}.{more}"
 
 
 def look(

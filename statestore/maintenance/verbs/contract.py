@@ -342,10 +342,10 @@ def execute(verb: Verb[P, S, R], run: Run, plan: P, told: Callable[[S], None] = 
         return verb.execute(run, plan, work)
 
 
-def unattended(verb: Verb[P, S, R], run: Run) -> Prepared[P, S, R]:
-    """Plan a verb for a schedule, and execute the plan if the mode allows it. Raises as `prepare` and `perform`, but not
-    for a mode that does not allow the verb."""
-    prepared = prepare(verb, run)
+def unattended(prepared: Prepared[P, S, R]) -> Prepared[P, S, R]:
+    """Execute a plan for a schedule if the mode allows it. Raises as `perform`, but not for a mode that does not allow the
+    verb."""
+    verb, run = prepared.verb, prepared.run
     if verb.allowed(run, prepared.plan) is None:
         return perform(prepared)
     with run.naming_root():

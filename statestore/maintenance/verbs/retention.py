@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.upkeep.retention import (
 from statekeeper.statestore.maintenance.verbs import as_json, contract, guards
 from statekeeper.statestore.maintenance.verbs.audit import judged
 from statekeeper.statestore.maintenance.verbs.config import Mode
-from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work, prepare
 from statekeeper.statestore.maintenance.verbs.losses import Losses, losses
 from statekeeper.statestore.maintenance.verbs.options import option
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, when
@@ -329,7 +329,7 @@ def _done_lines(found: PlannedRetention, done: Sequence[Deleted]) -> Iterator[st
 
 def unattended(run: Run) -> Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]]:
     """As `contract.unattended`; raises `CorruptFile` if a base is damaged, and then nothing is deleted."""
-    finished = contract.unattended(Retention(), run)
+    finished = contract.unattended(prepare(Retention(), run))
     for step in finished.made or ():
         if step.outcome is DeletionOutcome.DAMAGED:
             raise CorruptFile(f"{step.outcome.value}: {step.detail}", path=str(step.store))

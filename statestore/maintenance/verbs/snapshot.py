@@ -82,6 +82,24 @@ class Snapshots:
         return {**planned.tails, **{one.action.store: 0 for one in self.taken}}
 
 
+def long_tail(found: PlannedSnapshots, made: Snapshots, allowed: int) -> str | None:
+    """Describe the longest tail after the run if it has at least `allowed` changelogs, or a store that cannot be loaded;
+    None if all tails are shorter and all stores can be loaded."""
+    if found.findings:
+        return f"store {found.findings[0].store}: {found.findings[0].explained}"
+    after = made.tails(found)
+    longest = max(after.values(), default=0)
+    return None if longest < allowed else described_tail(after, allowed)
+
+
+def described_tail(tails: Mapping[StorePath, int], allowed: int) -> str:
+    """Describe the longest tail, and the limit of the policy."""
+    longest = max(tails.values(), default=0)
+    worst = next((store for store, tail in tails.items() if tail == longest), None)
+    of_store = f" (store {worst})" if worst else ""
+    return f"The longest tail has {counted(longest, 'changelog')}{of_store}; the policy's limit is {allowed:,}."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
     """Take the snapshots that the policy requires, or with `take_all` or `at_head` those of all stores.

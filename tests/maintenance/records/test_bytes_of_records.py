@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.assets import due
-from statekeeper.assets.due import Asked, Cursor
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.rewrite_journal import (
     Begun,
@@ -48,6 +46,8 @@ from statekeeper.statestore.maintenance.records.history import (
 from statekeeper.statestore.maintenance.records.holds import Hold
 from statekeeper.statestore.maintenance.records.lease import Lease
 from statekeeper.statestore.maintenance.records.quarantine import QuarantineRecord, QueryPosition
+from statekeeper.statestore.maintenance.rounds import due
+from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
 from statekeeper.statestore.maintenance.upkeep.retention import last_pass
 from statekeeper.statestore.maintenance.upkeep.retention.last_pass import LastPass
 from statekeeper.statestore.maintenance.upkeep.verification.record import FileRead

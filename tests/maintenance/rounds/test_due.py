@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statekeeper.assets.due import Ask, Asked, Cursor, Last, Wait, decide, parse, pause_seconds, versions_in
+from statekeeper.statestore.maintenance.rounds.due import (
+    Ask,
+    Asked,
+    Cursor,
+    Last,
+    Wait,
+    decide,
+    parse,
+    pause_seconds,
+    versions_in,
+)
 
 NOW = 1_000_000.0
 
