@@ -51,6 +51,12 @@ _ROOT_KEYS = {
         "largest value of a changelog with its key, and largest object that is read as a whole, in MiB; see "
         "[Limits of sizes](limits.md)",
     ),
+    "team": (
+        "text",
+        '`""`',
+        "team that is told of problems; see [Messages](../how-to/maintain-without-dagster.md#messages)",
+    ),
+    "owner": ("text", '`""`', "person or address that each message about a problem names"),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a state root, `"observe"` for a native checkpoint',

@@ -199,7 +199,7 @@ def configuration_of(ctx: click.Context) -> Configuration:
 def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
-    ctx.meta[_ROOT] = spec = _with_options(ctx, root.spec)
+    ctx.meta[_ROOT] = spec = with_options(ctx, root.spec)
     ctx.meta[_NAME] = name
     return _opened(spec, root)
 
@@ -207,10 +207,11 @@ def open_root(ctx: click.Context, name: str) -> Opened:
 def open_destination(ctx: click.Context, name: str) -> Opened:
     """Open the destination of a copy as `open_root`; see `with_options_of`."""
     root = configuration_of(ctx).find(name)
-    return _opened(_with_options(ctx, with_options_of(ctx.meta[_ROOT], root.spec)), root)
+    return _opened(with_options(ctx, with_options_of(ctx.meta[_ROOT], root.spec)), root)
 
 
-def _with_options(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
+def with_options(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
+    """The spec of a root with the options of this command that belong to its URL."""
     spec = replace(spec, limits=replace(spec.limits, **ctx.meta.get(_LIMITS, {})))
     endpoint = ctx.meta.get(_ENDPOINT)
     if endpoint is None or "://" not in spec.url:

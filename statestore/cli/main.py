@@ -14,6 +14,7 @@ SHORT_HELP = {
     "audit": "Verify the integrity of a checkpoint.",
     "dump": "Show the rows of the state.",
     "diff": "Compare the state of two versions.",
+    "maintain": "Take snapshots, audit and delete garbage, once or resident.",
     "snapshot": "Take snapshots of the stores with long tails.",
     "gc": "Delete files that are no longer needed.",
     "repair": "Repair files that prevent Spark from starting.",
@@ -48,6 +49,8 @@ def main(config: Path | None) -> None:
 
     gc, repair, rewind, switch, rescale, convert, edit, load, evolve, claim and savepoint --delete show a plan. They change
     nothing unless you add --apply.
+
+    maintain runs immediately, within the mode of each ROOT. It takes snapshots, and deletes files that gc would delete.
 
     snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
     nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.

@@ -23,6 +23,9 @@
     url = "s3://bucket/sessions/state"
     limits = { record_mib = 256 }
 
+    [teams.payments]
+    slack = "env:PAYMENTS_SLACK"
+
     [prices]
     per_1000_writes = 0.005
     per_1000_reads = 0.0004
@@ -34,6 +37,9 @@ A parent is a folder with a changing set of checkpoints. Its folder `orders` is 
 checkpoint in `s3://bucket/jobs/orders/state`. Its keys apply to all of them.
 
 The limits of a root are those of its job, see `SizeLimits`.
+
+The team of a root, `team = "payments"`, is told of its problems through the channels of the team; the team `default`, of
+all roots without a team. A channel is a value, or `env:NAME` for the environment variable that has it.
 
 The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
 """
@@ -91,16 +97,38 @@ class Mode(Enum):
 @dataclass(frozen=True)
 class Policies:
     """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
-    also in the spec of a root."""
+    also in the spec of a root. `team` and `owner`: who is told of a problem."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     mode: Mode | None = None
     limits: SizeLimits = field(default_factory=SizeLimits)
+    team: str = ""
+    owner: str = ""
 
     def mode_for(self, origin: Origin) -> Mode:
         """Return the mode of a checkpoint."""
         return self.mode or (Mode.FULL if origin is Origin.OWN else Mode.OBSERVE)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Where a team is told of problems. Each is a value or `env:NAME`; "" for none.
+
+    slack          URL of an incoming webhook of Slack or Mattermost
+    webhook        URL that gets all fields of a notice as JSON
+    pagerduty      routing key of an integration with PagerDuty's Events API v2
+    pagerduty_url  URL of that API; accounts in the EU have another one
+    """
+
+    slack: str = ""
+    webhook: str = ""
+    pagerduty: str = ""
+    pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
+
+
+DEFAULT_TEAM = "default"
+"""The team of all roots without a team."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,11 @@ class Configuration:
     defaults: Policies = field(default_factory=Policies)
     parents: Mapping[str, Parent] = field(default_factory=dict)
     prices: Prices = field(default_factory=Prices)
+    teams: Mapping[str, Channels] = field(default_factory=dict)
+
+    def channels_of(self, team: str) -> Channels:
+        """Return the channels of a team; those of the team `default` without a team of this name."""
+        return self.teams.get(team) or self.teams.get(DEFAULT_TEAM) or Channels()
 
     def names(self, query: str) -> bool:
         """Return whether this configuration names a query: as a root, or as a folder of a parent, which need not exist."""
@@ -206,13 +239,14 @@ def load(path: Path) -> Configuration:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadConfiguration(str(error), path=str(path), hint="correct the TOML syntax") from error
     reader = _Reader(path)
-    reader.require_known(body, ("defaults", "roots", "parents", "prices"), "")
+    reader.require_known(body, ("defaults", "roots", "parents", "teams", "prices"), "")
     defaults = reader.policies(reader.table(body, "defaults", ""), Policies(), "defaults")
     roots = {name: reader.root(name, of_root, defaults) for name, of_root in reader.named_tables(body, "roots")}
     parents = {
         name: reader.parent(name, of_parent, defaults) for name, of_parent in reader.named_tables(body, "parents")
     }
-    return Configuration(roots, defaults, parents, reader.prices(reader.table(body, "prices", "")))
+    teams = {name: reader.channels(name, of_team) for name, of_team in reader.named_tables(body, "teams")}
+    return Configuration(roots, defaults, parents, reader.prices(reader.table(body, "prices", "")), teams)
 
 
 class _Reader:
@@ -226,6 +260,17 @@ class _Reader:
             if not _NAME.fullmatch(name):
                 raise self._bad(f"{kind}.{name!r}", "is not a valid name", "use letters, digits, '_' and '-'")
             yield name, self.table(tables, name, f"{kind}.")
+
+    def channels(self, name: str, body: dict[str, Any]) -> Channels:
+        where = f"teams.{name}."
+        self.require_known(body, tuple(one.name for one in fields(Channels)), where)
+        return Channels(**{key: self._text(value, f"{where}{key}", 'write "env:NAME"') for key, value in body.items()})
+
+    def _text(self, value: Any, key: str, hint: str) -> str:
+        # Do not show the value: it may be a secret.
+        if not isinstance(value, str):
+            raise self._bad(key, "is not a string", hint)
+        return value
 
     def prices(self, body: dict[str, Any]) -> Prices:
         self.require_known(body, tuple(one.name for one in fields(Prices)), "prices.")
@@ -288,7 +333,7 @@ class _Reader:
         return self.policies({key: value for key, value in body.items() if key not in beside}, defaults, where)
 
     def policies(self, body: dict[str, Any], defaults: Policies, where: str) -> Policies:
-        self.require_known(body, ("snapshot", "retention", "mode", "limits"), f"{where}.")
+        self.require_known(body, ("snapshot", "retention", "mode", "limits", "team", "owner"), f"{where}.")
         mode = defaults.mode
         if "mode" in body:
             try:
@@ -301,6 +346,8 @@ class _Reader:
             self._policy(self.table(body, "retention", f"{where}."), defaults.retention, f"{where}.retention."),
             mode,
             self._limits(self.table(body, "limits", f"{where}."), defaults.limits, f"{where}.limits."),
+            self._text(body.get("team", defaults.team), f"{where}.team", 'write team = "payments"'),
+            self._text(body.get("owner", defaults.owner), f"{where}.owner", 'write owner = "payments@example.com"'),
         )
 
     def _limits(self, body: dict[str, Any], default: SizeLimits, where: str) -> SizeLimits:

@@ -1,0 +1,317 @@
+"""`statekeeper maintain`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from platformdirs import user_state_path
+from rich.console import Console
+
+from statekeeper.statestore.base.durations import utc
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE, counted
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
+    FAILED,
+    FINDINGS,
+    TALK,
+    Duration,
+    Output,
+    complete_root,
+    configuration_of,
+    memory_option,
+    output_option,
+    result_has_begun,
+    scratch_option,
+    storage_options,
+    this_process,
+    with_options,
+    workers_option,
+)
+from statekeeper.statestore.maintenance.rounds import metrics
+from statekeeper.statestore.maintenance.rounds.delivery import deliver
+from statekeeper.statestore.maintenance.rounds.memory import Memory
+from statekeeper.statestore.maintenance.rounds.notices import Notice
+from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
+from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root
+from statekeeper.statestore.maintenance.verbs.contract import Run
+from statekeeper.statestore.storage import open_storage
+
+_MOST_PROBLEMS = 50
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, with which systemd and Kubernetes stop a process."""
+
+
+def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise click.BadParameter(f"{value!r} is not HOST:PORT, for example 127.0.0.1:9464")
+    return host, int(port)
+
+
+@click.command()
+@click.argument("roots", metavar="ROOT...", nargs=-1, shell_complete=complete_root)
+@storage_options
+@click.option("--all", "all_roots", is_flag=True, help="Maintain all checkpoints that statekeeper.toml configures.")
+@click.option(
+    "--watch",
+    type=Duration(),
+    help="Stay, and look each time after this pause which checkpoints are due, for example 60s. Only with --all.",
+)
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Maintain only the checkpoints that are due, as one look of --watch, and end. For cron. Only with --all.",
+)
+@click.option(
+    "--sweep",
+    type=Duration(),
+    default=f"{SWEEP_SECONDS / 3600:.0f}h",
+    show_default=True,
+    help="With --watch or --once, a checkpoint is due after this time, also without new batches.",
+)
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File on local disk with what --watch and --once must know of earlier looks: what was maintained, and what people "
+    "were told. Default: a file for each configuration in the user's folder for state.",
+)
+@click.option(
+    "--metrics",
+    "metrics_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that is replaced after each look, for the textfile collector of Prometheus' node exporter. Its name ends in "
+    ".prom.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Serve the metrics for Prometheus at http://HOST:PORT/metrics. Only with --watch.",
+)
+@click.option("--fleet", help="Name of the fleet in messages and metrics. Default: the name of the configuration file.")
+@click.option("--dry-run", is_flag=True, help="Write nothing below the checkpoints: show the audits and plans only.")
+@scratch_option
+@workers_option
+@memory_option
+@output_option
+def maintain(
+    roots: tuple[str, ...],
+    all_roots: bool,
+    watch: float | None,
+    once: bool,
+    sweep: float,
+    state: Path | None,
+    metrics_file: Path | None,
+    listen: tuple[str, int] | None,
+    fleet: str | None,
+    dry_run: bool,
+    scratch: Path,
+    workers: int,
+    memory_bytes: int,
+    output: Output,
+) -> None:
+    """Maintain checkpoints: take snapshots of long tails, audit, and delete the files that no retained version needs.
+
+    maintain runs immediately, without --apply, within the mode of each checkpoint and by its policies in statekeeper.toml.
+    Its query may be running. While
+    the audit of a checkpoint reports an error, nothing is deleted there; the other checkpoints are maintained.
+
+    maintain --all --watch 60s is a process that stays, for systemd or for a pod. A checkpoint is due if it has enough new
+    batches, if its last maintenance failed, or after --sweep. When the status of a checkpoint changes between OK, WARN and
+    ERROR, its team is told once, and reminded each day until it is OK: see [teams] in statekeeper.toml. SIGTERM ends the
+    process after the checkpoints that it is maintaining.
+
+    Exit code 3: a checkpoint has findings.
+    """
+    if all_roots == bool(roots):
+        raise click.UsageError("give one or more ROOTs, or --all")
+    if (watch is not None or once) and not all_roots:
+        raise click.UsageError("--watch and --once need --all")
+    if watch is not None and once:
+        raise click.UsageError("give either --watch or --once")
+    if listen is not None and watch is None:
+        raise click.UsageError("--listen needs --watch")
+    ctx = click.get_current_context()
+    keeps = watch is not None or once
+    name = fleet or _configuration_file(ctx).stem
+    process = this_process()
+
+    def configured() -> Configuration:
+        found = configuration_of(ctx)
+        chosen = [found.find(root) for root in roots]
+        given = found if all_roots else replace(found, roots={one.name: one for one in chosen}, parents={})
+        return _with_options(ctx, given)
+
+    def run_of(root: Root, share: int) -> Run:
+        policies = replace(root.policies, mode=Mode.OBSERVE) if dry_run else root.policies
+        return Run(
+            storage=open_storage(root.spec),
+            policies=policies,
+            by=process,
+            scratch=scratch,
+            workers=share,
+            memory_bytes=memory_bytes * share // workers,
+        )
+
+    def tell(notice: Notice, configuration: Configuration) -> list[str]:
+        if not keeps:
+            return []
+        TALK.print(tables.plain(f"{utc(notice.at_seconds)} {notice}"), soft_wrap=True)
+        problems = deliver(notice, configuration.channels_of(notice.team), fleet=name)
+        for problem in problems:
+            TALK.print(
+                tables.plain(f"{utc(notice.at_seconds)} {notice.subject} was not told: {problem}"), soft_wrap=True
+            )
+        return problems
+
+    shown = _Shown(output, process.clock.now_seconds, lines=watch is not None)
+    with Memory.opened((state or _state_file(ctx)) if keeps else None) as memory:
+        registry = metrics.registry(name, memory) if metrics_file or listen else None
+        rounds = Rounds(
+            name,
+            configured,
+            run_of,
+            memory,
+            process.clock,
+            command=_before_the_verb(ctx),
+            tell=tell,
+            visited=shown.visited,
+            sweep_seconds=sweep,
+            workers=workers,
+        )
+
+        def look() -> Round:
+            try:
+                return rounds.round(everything=not keeps)
+            finally:
+                if metrics_file is not None and registry is not None:
+                    metrics.write(metrics_file, registry)
+
+        if watch is None:
+            made = look()
+            shown.end(made)
+            sys.exit(_exit_code(made))
+        if listen is not None and registry is not None:
+            metrics.serve(*listen, registry)
+        signal.signal(signal.SIGTERM, _terminate)
+        result_has_begun()
+        with suppress(_Terminated):
+            while True:
+                look()
+                process.clock.sleep(watch)
+        TALK.print("ended by SIGTERM: the checkpoints in work were completed")
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    del number, frame
+    raise _Terminated
+
+
+class _Shown:
+    """Shows visits: as a table at the end, or each with a line when it ends."""
+
+    def __init__(self, output: Output, now: Callable[[], float], *, lines: bool) -> None:
+        self._output, self._now, self._lines = output, now, lines
+
+    def visited(self, one: Visit) -> None:
+        if not self._lines:
+            return
+        if self._output.as_json:
+            click.echo(tables.as_json(_object(one)).replace("\n", ""))
+        else:
+            click.echo(f"{utc(self._now())} {tables.plain(_line(one))}")
+        sys.stdout.flush()
+
+    def end(self, made: Round) -> None:
+        absent = {name: {"status": one.status.name, "problem": one.text} for name, one in made.absent.items()}
+        visits = sorted(made.visits, key=lambda one: (-one.status, one.name))
+        self._output.show(
+            {"visits": list(map(_object, visits)), "absent": absent, "not_due": dict(made.not_due)},
+            lambda console: _print(console, visits, made),
+        )
+
+
+def _object(one: Visit) -> dict[str, Any]:
+    return {
+        "root": one.name,
+        "status": one.status.name,
+        "problems": [{"status": problem.status.name, "text": problem.text} for problem in one.problems],
+        "is_held": one.is_held,
+        "snapshots_taken": len(one.taken.taken),
+        "snapshots_failed": len(one.taken.failed),
+        "deleted_files": sum(step.files for step in one.deleted),
+        "deleted_bytes": sum(step.size_bytes for step in one.deleted),
+        "requests": one.requests.total,
+        "seconds": round(one.seconds, 3),
+        "figures": metrics.gauges_of(one),
+    }
+
+
+def _line(one: Visit) -> str:
+    did = f"{counted(len(one.taken.taken), 'snapshot')}, {counted(sum(step.files for step in one.deleted), 'file')} deleted"
+    held = "; another maintainer holds the lease" if one.is_held else ""
+    problem = f"; {one.problems[0].text}" if one.problems else ""
+    return f"{one.name}: {one.status.name}: {did}, {one.requests.total:,} requests, {one.seconds:,.1f} s{held}{problem}"
+
+
+def _print(console: Console, visits: list[Visit], made: Round) -> None:
+    columns = ("root", "status", "version", "longest tail", "snapshots", "deleted files", "requests", "s")
+    table = tables.table(f"{counted(len(visits), 'checkpoint')} maintained", *columns)
+    for one in visits:
+        found = metrics.gauges_of(one)
+        taken, deleted = len(one.taken.taken), sum(step.files for step in one.deleted)
+        cells = (found.get("version", ""), found.get("tail_changelogs", ""), taken, deleted, one.requests.total)
+        tables.add(table, one.name, one.status.name, *cells, f"{one.seconds:.1f}")
+    if visits:
+        tables.show(console, table)
+    problems = [(one.name, problem) for one in visits for problem in one.problems]
+    problems += list(made.absent.items())
+    for name, problem in problems[:_MOST_PROBLEMS]:
+        console.print(tables.plain(f"{problem.status.name}: {name}: {problem.text}"), soft_wrap=True)
+    for one in visits:
+        if one.is_held:
+            console.print(tables.plain(f"{one.name}: another maintainer holds the lease"), soft_wrap=True)
+    if made.not_due:
+        console.print(f"{counted(len(made.not_due), 'checkpoint')} not due")
+
+
+def _exit_code(made: Round) -> int:
+    failed = any(one.errors for one in made.visits) or any(one.status is Status.ERROR for one in made.absent.values())
+    return FAILED if failed else FINDINGS if made.status is not Status.OK else 0
+
+
+def _configuration_file(ctx: click.Context) -> Path:
+    chosen: Path | None = ctx.find_root().params.get("config")
+    return (chosen or Path(CONFIGURATION_FILE)).resolve()
+
+
+def _state_file(ctx: click.Context) -> Path:
+    file = _configuration_file(ctx)
+    of_path = sha256(str(file).encode()).hexdigest()[:8]
+    return user_state_path("statekeeper") / f"{file.stem}-{of_path}.json"
+
+
+def _before_the_verb(ctx: click.Context) -> tuple[str, ...]:
+    """The options before the verb of a command that people may paste in another folder."""
+    is_given = ctx.find_root().params.get("config") is not None
+    file = _configuration_file(ctx)
+    return ("--config", str(file)) if is_given or file.exists() else ()
+
+
+def _with_options(ctx: click.Context, given: Configuration) -> Configuration:
+    roots = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.roots.items()}
+    parents = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.parents.items()}
+    return replace(given, roots=roots, parents=parents)

@@ -1,0 +1,108 @@
+"""How a notice reaches the people of a team: a POST to the URL of a chat, of an on-call service, or of a program.
+
+slack      {"text": ...}, also for Mattermost
+pagerduty  an event of PagerDuty's Events API v2; the same incident for all notices of a query
+webhook    all fields of the notice as JSON
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from statekeeper.statestore.base.durations import utc
+from statekeeper.statestore.base.redaction import printable, redacted
+from statekeeper.statestore.maintenance.rounds.notices import Notice
+from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.maintenance.verbs.config import Channels
+
+_TIMEOUT_SECONDS = 10
+_LONGEST_SUMMARY = 1024
+"""Characters of a summary in PagerDuty's Events API v2."""
+
+_SEVERITIES = {Status.WARN: "warning", Status.ERROR: "error"}
+
+
+def deliver(notice: Notice, channels: Channels, *, fleet: str) -> list[str]:
+    """Send a notice to each channel of its team. Returns the errors: one channel must not silence the others."""
+    sent: list[tuple[str, Mapping[str, Any]]] = []
+    if channels.slack:
+        sent.append((channels.slack, slack(notice)))
+    if channels.webhook:
+        sent.append((channels.webhook, webhook(notice, fleet)))
+    if channels.pagerduty:
+        sent.append((channels.pagerduty_url, pagerduty(notice, fleet, _secret(channels.pagerduty))))
+    return [problem for url, body in sent if (problem := post(_secret(url), body)) is not None]
+
+
+def slack(notice: Notice) -> dict[str, Any]:
+    """The message of a notice for Slack and Mattermost."""
+    return {"text": for_chat(str(notice))}
+
+
+def for_chat(text: str) -> str:
+    """Escape the start of links and mentions of Slack, such as `<!channel>`: names of a checkpoint may look like one."""
+    return printable(redacted(text)).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def webhook(notice: Notice, fleet: str) -> dict[str, Any]:
+    """All fields of a notice."""
+    return {
+        "text": str(notice),
+        "fleet": fleet,
+        "subject": notice.subject,
+        "team": notice.team,
+        "owner": notice.owner,
+        "before": notice.before.name,
+        "status": notice.now.name,
+        "is_reminder": notice.is_reminder,
+        "at": utc(notice.at_seconds),
+        "since": utc(notice.since_seconds),
+        "problem": notice.text,
+    }
+
+
+def pagerduty(notice: Notice, fleet: str, routing_key: str) -> dict[str, Any]:
+    """An event of PagerDuty's Events API v2. Its `dedup_key` makes one incident of all notices of a query."""
+    event = {"routing_key": routing_key, "dedup_key": f"statekeeper/{fleet}/{notice.subject}", "client": "Statekeeper"}
+    if notice.now is Status.OK:
+        return {**event, "event_action": "resolve"}
+    return {
+        **event,
+        "event_action": "trigger",
+        "payload": {
+            "summary": f"{notice.subject}: {notice.text}"[:_LONGEST_SUMMARY],
+            "source": fleet,
+            "severity": _SEVERITIES[notice.now],
+            "component": notice.subject,
+            "group": notice.team or fleet,
+            "custom_details": webhook(notice, fleet),
+        },
+    }
+
+
+def post(url: str, body: Mapping[str, Any]) -> str | None:
+    """Send JSON. Returns the error, which never has the URL, because that is a secret; None after a success."""
+    if not url.startswith(("https://", "http://")):
+        return f"the webhook is not an http URL: {url.partition(':')[0]}:..." if url else "the webhook has no URL"
+    request = urllib.request.Request(  # noqa: S310 - the scheme is checked above
+        url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):  # noqa: S310 - the scheme is checked above
+            return None
+    except (urllib.error.URLError, OSError) as error:
+        return f"the webhook could not be called: {error}"
+    except http.client.HTTPException as error:
+        # Its message may contain the URL, which is a secret.
+        return f"the webhook could not be called: {type(error).__name__}"
+
+
+def _secret(given: str) -> str:
+    """Return a value, or that of the environment variable that `env:NAME` names; "" if it is not set."""
+    return os.environ.get(given.removeprefix("env:"), "") if given.startswith("env:") else given

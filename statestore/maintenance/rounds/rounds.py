@@ -1,0 +1,286 @@
+"""One round over a fleet: discovers the queries, visits those that are due, and tells what changed.
+
+    configuration + commit logs + memory -> the due queries, the longest tail first -> visits -> notices, memory
+
+A broken query, root or configuration stops only itself: the others are visited. A broken configuration is told, and the
+rounds go on with the newest valid one.
+
+*Race*: the process is killed in a visit. The next round visits the query again: a visit is recorded when it ends, and the
+lease of the dead process expires after ten minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.base.errors import BadConfiguration, StatekeeperError
+from statekeeper.statestore.base.messages import counted, with_name, with_next
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.base.workers import WORKERS, in_pool
+from statekeeper.statestore.maintenance.rounds import due, metrics
+from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Last
+from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
+from statekeeper.statestore.maintenance.rounds.notices import Notice, next_notice
+from statekeeper.statestore.maintenance.rounds.visit import Problem, Status, Visit, failed_visit, visit
+from statekeeper.statestore.maintenance.verbs import fleet as fleets
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies, Root
+from statekeeper.statestore.maintenance.verbs.contract import Run
+from statekeeper.statestore.maintenance.verbs.fleet import Fleet, Query, forget_seconds
+
+_LOG = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 3600.0
+"""Default age of a visit after which the next one follows, also without new batches: versions become garbage with time, and
+a file can be lost at any time."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A query to visit, with the reason. `new`: its versions since the newest visit."""
+
+    query: Query
+    asked: Asked
+    new: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round.
+
+    visits   of the due queries
+    not_due  the reason by query
+    absent   the problem by name of a root that cannot be visited, or is expected and has no checkpoint
+    notices  what was told
+    undelivered  errors of the channels
+    """
+
+    visits: tuple[Visit, ...]
+    not_due: Mapping[str, str]
+    absent: Mapping[str, Problem]
+    notices: tuple[Notice, ...]
+    undelivered: tuple[str, ...]
+
+    @property
+    def status(self) -> Status:
+        """The most urgent status that this round saw."""
+        found = [*(one.status for one in self.visits), *(one.status for one in self.absent.values())]
+        return max(found, default=Status.OK)
+
+
+class Rounds:
+    """Makes rounds over a fleet.
+
+    name          of the fleet
+    configured    reads the configuration; raises `BadConfiguration`
+    run_of        the run of a visit, with the share of the machine that it may use: (root, workers)
+    command       options that a pasted command needs before its verb, such as `--config`
+    tell          sends a notice to people, and returns the errors of its channels
+    visited       called after each visit, from one thread at a time
+    sweep_seconds a query is visited at least this often
+    """
+
+    def __init__(
+        self,
+        name: str,
+        configured: Callable[[], Configuration],
+        run_of: Callable[[Root, int], Run],
+        memory: Memory,
+        clock: Clock,
+        *,
+        command: tuple[str, ...] = (),
+        tell: Callable[[Notice, Configuration], list[str]] = lambda notice, configuration: [],
+        visited: Callable[[Visit], None] = lambda visit: None,
+        sweep_seconds: float = SWEEP_SECONDS,
+        workers: int = WORKERS,
+    ) -> None:
+        self._name, self._configured, self._run_of, self._memory, self._clock = name, configured, run_of, memory, clock
+        self._command, self._tell, self._visited = command, tell, visited
+        self._sweep_seconds, self._workers = sweep_seconds, workers
+        self._newest = Configuration()
+        self._notices: list[Notice] = []
+        self._undelivered: list[str] = []
+
+    def round(self, *, everything: bool = False) -> Round:
+        """Make a round. `everything`: visit also the queries that are not due. Raises `LocalStateError`."""
+        self._notices, self._undelivered = [], []
+        self._read_configuration()
+        asked = {name: one.asked for name, one in self._memory.queries.items()}
+        committed = {name: one.version - 1 for name, one in asked.items() if one.version > 0}
+        found = fleets.discover(self._newest, committed=committed)
+        absent = dict(self._absent(found))
+        for name, problem in absent.items():
+            # A storage may answer again at the next look; a checkpoint that is gone, stays gone.
+            self._look(name, problem.status, problem.text, is_certain=name not in found.problems)
+        self._forget(found, absent)
+        decided = {name: self._decide(query, everything=everything) for name, query in found.queries.items()}
+        # A query with new batches comes before one that is visited because of its age.
+        to_visit = sorted((one for one in decided.values() if isinstance(one, Due)), key=lambda one: -one.new)
+        visits: list[Visit] = []
+        at_once = max(1, min(self._workers, len(to_visit)))
+        share = max(1, self._workers // at_once)
+
+        def ended(one: Due, outcome: Visit | StatekeeperError) -> None:
+            if isinstance(outcome, StatekeeperError):
+                raise outcome
+            visits.append(outcome)
+            self._remember(one, outcome)
+            self._visited(outcome)
+
+        in_pool(lambda one: self._visit(one, share), to_visit, ended, workers=at_once)
+        self._memory.save()
+        return Round(
+            visits=tuple(visits),
+            not_due={name: one for name, one in decided.items() if isinstance(one, str)},
+            absent=absent,
+            notices=tuple(self._notices),
+            undelivered=tuple(self._undelivered),
+        )
+
+    # -- what is due ----------------------------------------------------------------------------------------------------
+
+    def _read_configuration(self) -> None:
+        try:
+            self._newest = self._configured()
+        except BadConfiguration as error:
+            self._look(self._name, Status.ERROR, str(error))
+        else:
+            self._look(self._name, *self._of_configuration())
+
+    def _of_configuration(self) -> tuple[Status, str]:
+        if self._newest.roots or self._newest.parents:
+            return Status.OK, "the configuration is valid"
+        return Status.ERROR, "the configuration names no root, so nothing is maintained -> add a table [roots.NAME]"
+
+    def _absent(self, found: Fleet) -> Iterator[tuple[str, Problem]]:
+        """Yield the problems of what cannot be visited. A query that is expected and has no checkpoint is one."""
+        for name, problem in found.problems.items():
+            yield name, Problem(Status.ERROR, problem)
+        for name in found.waiting:
+            next_command = self._pasteable("statekeeper inspect ROOT", name)
+            if name in self._memory.queries:
+                text = "the checkpoint has no committed batch any more: it was deleted or moved"
+                yield name, Problem(Status.ERROR, with_next(text, next_command))
+            elif name in self._newest.roots:
+                text = "there is no committed batch yet. Start the query, or correct its url"
+                yield name, Problem(Status.WARN, with_next(text, next_command))
+
+    def _forget(self, found: Fleet, absent: Mapping[str, Problem]) -> None:
+        """Forget queries that the configuration no longer has. People who were told of them are told that, too."""
+        for name in sorted({*self._memory.queries, *self._memory.told} - {self._name, *found.queries, *absent}):
+            if found.is_unseen(name) or name in self._newest.roots:
+                continue
+            remembered = self._memory.queries.get(name)
+            gone = self._clock.now_seconds() - (remembered.visited_seconds if remembered else 0.0)
+            if gone >= forget_seconds(self._newest, name):
+                self._memory.queries.pop(name, None)
+                self._look(name, Status.OK, "it is no longer part of the fleet")
+
+    def _decide(self, query: Query, *, everything: bool) -> Due | str:
+        """Return why a query is due, or why not."""
+        remembered, now = self._memory.queries.get(query.root.name), self._clock.now_seconds()
+        last = Last.NONE
+        if remembered is not None:
+            last = Last.FAILED if remembered.has_failed else Last.SUCCEEDED
+        long_tail = query.root.policies.snapshot.changelogs
+        asked = None if remembered is None else remembered.asked
+        decided = due.decide(query.version, asked, last, long_tail=long_tail, now_seconds=now)
+        if isinstance(decided, Ask):
+            return Due(query, decided.asked, decided.new, decided.reason)
+        age = now - remembered.visited_seconds if remembered else 0.0
+        is_old = last is Last.SUCCEEDED and not 0 <= age < self._sweep_seconds
+        if everything or is_old:
+            reason = "asked for" if everything else f"the newest visit was {age:,.0f} s ago"
+            return Due(query, Asked(query.version, decided.asked.attempts + 1, now), decided.new, reason)
+        return decided.reason
+
+    # -- visits ---------------------------------------------------------------------------------------------------------
+
+    def _visit(self, one: Due, workers: int) -> Visit:
+        name = one.query.root.name
+        started = self._clock.monotonic_seconds()
+        try:
+            run = self._run_of(one.query.root, workers)
+            return visit(name, replace(run, named=lambda text: self._pasteable(text, name)))
+        except Exception as error:  # noqa: BLE001 - as the comment says
+            # A defect must not keep the other queries from being maintained.
+            _LOG.exception("visit of %s", printable(name))
+            what = error if isinstance(error, StatekeeperError) else _defect(error)
+            return failed_visit(name, what, seconds=self._clock.monotonic_seconds() - started)
+
+    def _remember(self, one: Due, done: Visit) -> None:
+        """Record a visit, and tell what changed."""
+        root, before = one.query.root, self._memory.queries.get(one.query.root.name)
+        has_failed = done.has_failed or done.is_held
+        asked = one.asked if has_failed else replace(one.asked, attempts=0, versions=_versions_in(root, done))
+        totals = Counter(before.totals if before else {})
+        totals.update(metrics.counters_of(done))
+        is_known = done.after is not None
+        self._memory.queries[root.name] = Remembered(
+            asked=asked,
+            visited_seconds=self._clock.now_seconds(),
+            has_failed=has_failed,
+            status=done.status,
+            team=root.policies.team,
+            figures=metrics.gauges_of(done) if is_known or before is None else before.figures,
+            totals=dict(totals),
+        )
+        if done.is_held and done.status is Status.OK:
+            self._memory.save()
+            return  # what another maintainer is doing may be the cure
+        text = done.problems[0].text if done.problems else "its audit has no finding"
+        if len(done.problems) > 1:
+            text = f"{text} ({counted(len(done.problems) - 1, 'more problem')})"
+        has_finding = done.after is not None and bool(done.after.findings)
+        self._look(root.name, done.status, text, root=root, is_certain=has_finding or not done.errors)
+
+    def _look(
+        self, subject: str, status: Status, text: str, *, root: Root | None = None, is_certain: bool = True
+    ) -> None:
+        """Tell people what a look at a subject changes for them."""
+        told, notice = next_notice(
+            subject,
+            self._memory.told.get(subject),
+            status,
+            text,
+            now_seconds=self._clock.now_seconds(),
+            is_certain=is_certain,
+        )
+        if told is None:
+            self._memory.told.pop(subject, None)
+        else:
+            self._memory.told[subject] = told
+        self._memory.save()
+        if notice is None:
+            return
+        policies = root.policies if root is not None else self._policies_of(subject)
+        notice = replace(notice, team=policies.team, owner=policies.owner)
+        self._notices.append(notice)
+        self._undelivered += self._tell(notice, self._newest)
+
+    def _policies_of(self, subject: str) -> Policies:
+        """Return the policies of a root, of a parent or of a folder of a parent; the defaults for the fleet."""
+        of_subject = self._newest.roots.get(subject) or self._newest.parents.get(subject.partition(".")[0])
+        return of_subject.policies if of_subject is not None else self._newest.defaults
+
+    def _pasteable(self, text: str, name: str) -> str:
+        return with_name(text, name, before=self._command)
+
+
+def _defect(error: Exception) -> StatekeeperError:
+    return StatekeeperError(
+        f"the visit ended with a defect of Statekeeper: {type(error).__name__}: {error}",
+        hint="report it with the traceback in the log",
+    )
+
+
+def _versions_in(root: Root, done: Visit) -> int | None:
+    """Return the number of new versions until the replay exceeds the restore target; None without a target."""
+    target, snapshots = root.policies.snapshot.restore_target_seconds, done.snapshots
+    if target is None or snapshots is None:
+        return None
+    return due.versions_in(target, snapshots.report().figures, long_tail=root.policies.snapshot.changelogs)

@@ -1,0 +1,189 @@
+"""A visit to one query: takes the snapshots that are due, audits, and applies retention.
+
+One gathering of facts serves the audit and retention. A second audit follows only if files were deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from statekeeper.statestore.base.errors import CorruptFile, LeaseLost, RootHeld, StatekeeperError
+from statekeeper.statestore.base.messages import with_next
+from statekeeper.statestore.maintenance.upkeep import audit
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, Severity
+from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome
+from statekeeper.statestore.maintenance.verbs.audit import described, judged
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, perform, prepare, unattended
+from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention, Retention
+from statekeeper.statestore.maintenance.verbs.snapshot import (
+    Ended,
+    PlannedSnapshots,
+    Snapshot,
+    Snapshots,
+    long_tail,
+)
+from statekeeper.statestore.storage import RequestCounts
+
+
+class Status(IntEnum):
+    """The status of a query, in the order of urgency."""
+
+    OK = 0
+    """Nothing to do."""
+    WARN = 1
+    """It needs attention: a restart is slow, or depends on a single file."""
+    ERROR = 2
+    """State is lost or wrong, the query cannot be read, or maintenance fails."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a query: the file, the problem, the consequence and the next command."""
+
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """What a visit did, and what it found.
+
+    snapshots   the plan and its execution; None if it could not be planned
+    retention   likewise
+    after       the audit of what the visit left; None if the checkpoint could not be audited
+    errors      of the steps that failed; the other steps were made
+    problems    the most urgent first
+    """
+
+    name: str
+    snapshots: Prepared[PlannedSnapshots, Ended, Snapshots] | None
+    retention: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]] | None
+    after: Audit | None
+    errors: tuple[StatekeeperError, ...]
+    problems: tuple[Problem, ...]
+    requests: RequestCounts
+    seconds: float
+
+    @property
+    def status(self) -> Status:
+        """The most urgent status of its problems."""
+        return max((one.status for one in self.problems), default=Status.OK)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether another maintainer held the query. It was audited, and the rest is left to the next visit."""
+        return any(isinstance(error, RootHeld | LeaseLost) for error in self.errors)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next visit should follow before new batches require it."""
+        return bool(self.errors) or self.status is Status.ERROR
+
+    @property
+    def deleted(self) -> tuple[Deleted, ...]:
+        """The deletions that were made."""
+        return (self.retention.made or ()) if self.retention else ()
+
+    @property
+    def taken(self) -> Snapshots:
+        """The snapshots that were taken, and that failed."""
+        return (self.snapshots.made or Snapshots()) if self.snapshots else Snapshots()
+
+
+def visit(name: str, run: Run) -> Visit:
+    """Visit a query. `run`: of the snapshots; retention gets a run of its own.
+
+    A `StatekeeperError` of a step does not stop the others. Retention deletes nothing while the audit reports errors.
+    """
+    before, started = run.storage.requests.snapshot(), run.clock.monotonic_seconds()
+    errors: list[StatekeeperError] = []
+    snapshots = retained = after = None
+    try:
+        snapshots = prepare(Snapshot(), run)
+        snapshots = unattended(snapshots)
+    except StatekeeperError as error:
+        errors.append(error)
+    else:
+        errors += [failed for _, failed in (snapshots.made or Snapshots()).failed]
+    try:
+        retained = prepare(Retention(), replace(run, id=run.by.ids.fresh()))
+        after = retained.plan.before
+        if _deletes(retained):
+            retained = perform(retained)
+            errors += _damages(retained.made or ())
+            after = judged(audit.gather(run.storage), run.policies)
+        else:
+            errors += (one for one in retained.refusals if _says_more(one, retained))
+    except StatekeeperError as error:
+        errors.append(error)
+    for one in errors:
+        one.name_root(run.pasteable)
+    found = tuple(dict.fromkeys(_problems(run, snapshots, after, errors)))
+    return Visit(
+        name=name,
+        snapshots=snapshots,
+        retention=retained,
+        after=after,
+        errors=tuple(errors),
+        problems=tuple(sorted(found, key=lambda one: -one.status)),
+        requests=run.storage.requests.since(before),
+        seconds=run.clock.monotonic_seconds() - started,
+    )
+
+
+def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit:
+    """Return a visit that could not begin, or ended with a defect."""
+    return Visit(
+        name=name,
+        snapshots=None,
+        retention=None,
+        after=None,
+        errors=(error,),
+        problems=(Problem(Status.ERROR, str(error)),),
+        requests=RequestCounts(),
+        seconds=seconds,
+    )
+
+
+def _deletes(prepared: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]]) -> bool:
+    """Return whether to execute a plan. A plan without deletions is executed if it examined stores: that is remembered,
+    and the next plan examines only stores that changed since."""
+    is_allowed = prepared.verb.allowed(prepared.run, prepared.plan) is None
+    planned = prepared.plan.plan
+    return is_allowed and prepared.may_start and bool(planned.deletions or planned.stores)
+
+
+def _says_more(refusal: StatekeeperError, prepared: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]]) -> bool:
+    """Return whether a refusal is a failure of the visit. The mode is a choice, and the audit tells its own findings."""
+    allowed = prepared.verb.allowed(prepared.run, prepared.plan)
+    is_mode = allowed is not None and type(refusal) is type(allowed) and refusal.what == allowed.what
+    return not is_mode and not (prepared.own and prepared.plan.before.breaks)
+
+
+def _damages(done: tuple[Deleted, ...]) -> Iterator[StatekeeperError]:
+    for step in done:
+        if step.outcome is DeletionOutcome.DAMAGED:
+            yield CorruptFile(f"{step.outcome.value}: {step.detail}", path=str(step.store))
+
+
+def _problems(
+    run: Run,
+    snapshots: Prepared[PlannedSnapshots, Ended, Snapshots] | None,
+    after: Audit | None,
+    errors: list[StatekeeperError],
+) -> Iterator[Problem]:
+    """Yield the findings of the audit first: a step that fails because of a damage names only its own part of it."""
+    if after is not None and after.findings:
+        worst = after.findings[0].severity
+        text = with_next(described(after.findings), "statekeeper audit ROOT")
+        yield Problem(Status.ERROR if worst is Severity.ERROR else Status.WARN, run.pasteable(text))
+    for error in errors:
+        if not isinstance(error, RootHeld | LeaseLost):
+            yield Problem(Status.ERROR, str(error))
+    if snapshots is not None and not any(isinstance(error, RootHeld | LeaseLost) for error in errors):
+        # Otherwise the other maintainer may be taking the snapshots.
+        tail = long_tail(snapshots.plan, snapshots.made or Snapshots(), run.policies.snapshot.changelogs)
+        if tail is not None:
+            yield Problem(Status.WARN, run.pasteable(with_next(tail, "statekeeper inspect ROOT")))

@@ -1,0 +1,104 @@
+"""The alert rules and the dashboard in `monitoring/`, against the metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from statekeeper.statestore.maintenance.rounds import metrics
+from statekeeper.statestore.maintenance.rounds.due import Asked
+from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
+from statekeeper.statestore.maintenance.rounds.notices import Told
+from statekeeper.statestore.maintenance.rounds.visit import Status
+
+MONITORING = Path(__file__).parents[3] / "monitoring"
+RULES, DASHBOARD = MONITORING / "alerts.yaml", MONITORING / "dashboard.json"
+METRIC = re.compile(r"\bstatekeeper_\w+")
+
+
+def fleet() -> str:
+    """The metrics of a fleet with one damaged query."""
+    memory = Memory()
+    memory.queries["orders"] = Remembered(
+        asked=Asked(7, 0, 0.0),
+        visited_seconds=1e9,
+        status=Status.ERROR,
+        team="payments",
+        figures=dict.fromkeys(metrics.GAUGES, 1.0),
+        totals=dict.fromkeys(metrics.COUNTERS, 2.0),
+    )
+    memory.told["orders"] = Told(Status.ERROR, 0, 0)
+    return generate_latest(metrics.registry("prod", memory)).decode()
+
+
+def names() -> set[str]:
+    return {sample.name for family in text_string_to_metric_families(fleet()) for sample in family.samples}
+
+
+@pytest.mark.parametrize("file", [RULES, DASHBOARD], ids=lambda file: file.name)
+def test_each_metric_that_is_asked_for_exists(file: Path) -> None:
+    asked = set(METRIC.findall(file.read_text()))
+    assert asked
+    assert asked <= names()
+
+
+def test_each_metric_has_a_description_and_the_labels_of_its_query() -> None:
+    for family in text_string_to_metric_families(fleet()):
+        assert family.documentation
+        labels = {"fleet", "severity"} if family.name == "statekeeper_unhealthy" else {"fleet", "team", "query"}
+        assert {frozenset(sample.labels) for sample in family.samples} == {frozenset(labels)}
+
+
+def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert {rule["labels"]["severity"] for rule in rules} == {"critical", "warning"}
+    assert all({"summary", "action"} <= set(rule["annotations"]) for rule in rules)
+
+
+def test_no_panel_covers_another() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    places = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
+def test_prometheus_fires_the_alert_of_a_damaged_query(tmp_path: Path) -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=fleet(), text=True, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+    labels = "fleet: prod, query: orders, severity: critical, team: payments"
+    (tmp_path / "test.yaml").write_text(f"""
+rule_files: [{RULES}]
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'statekeeper_query_status{{fleet="prod", query="orders", team="payments"}}'
+        values: "0x5 2x20"
+    alert_rule_test:
+      - {{ eval_time: 5m, alertname: StatekeeperQueryDamaged, exp_alerts: [] }}
+      - eval_time: 10m
+        alertname: StatekeeperQueryDamaged
+        exp_alerts:
+          - exp_labels: {{ {labels} }}
+            exp_annotations:
+              summary: "orders: state is lost or wrong, the query cannot be read, or its maintenance fails"
+              action: "Run: statekeeper audit orders"
+""")
+    tested = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], text=True, capture_output=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr

@@ -1,0 +1,77 @@
+"""Who is told what, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Notice, Told, next_notice
+from statekeeper.statestore.maintenance.rounds.visit import Status
+
+OK, WARN, ERROR = Status.OK, Status.WARN, Status.ERROR
+
+
+@dataclass
+class People:
+    """What the people of one query know, and were told."""
+
+    known: Told | None = None
+    notices: list[Notice] = field(default_factory=list)
+
+    def look(self, status: Status, at: float, *, is_certain: bool = True) -> list[str]:
+        """A look at the query. Returns the new notices."""
+        self.known, notice = next_notice(
+            "orders", self.known, status, status.name.lower(), now_seconds=at, is_certain=is_certain
+        )
+        self.notices += [] if notice is None else [notice]
+        return [] if notice is None else [str(notice)]
+
+
+@pytest.mark.parametrize("before", Status)
+@pytest.mark.parametrize("now", Status)
+def test_each_change_of_the_status_is_told_once(before: Status, now: Status) -> None:
+    people = People()
+    people.look(before, 100)
+    expected = [] if now is before else [f"orders: {before.name} -> {now.name}: {now.name.lower()}"]
+    assert people.look(now, 200) == expected
+    assert [people.look(now, 200 + seconds) for seconds in (1, 60, REMINDER_SECONDS - 101)] == [[], [], []]
+
+
+def test_people_are_reminded_each_day_until_it_is_over() -> None:
+    people = People()
+    people.look(ERROR, 0)
+    days = [people.look(ERROR, hour * 3600) for hour in range(1, 73)]
+    assert [hour for hour, told in enumerate(days, start=1) if told] == [24, 48, 72]
+    assert days[23] == ["orders: still ERROR: error"]
+    assert people.notices[-1].is_reminder
+    assert people.notices[-1].since_seconds == 0
+    assert people.look(OK, 80 * 3600) == ["orders: ERROR -> OK: ok"]
+    assert people.notices[-1].since_seconds == 0
+    assert people.look(OK, 200 * 3600) == []
+
+
+def test_an_error_that_may_be_over_soon_is_told_at_the_second_look() -> None:
+    people = People()
+    assert people.look(ERROR, 0, is_certain=False) == []
+    assert people.look(OK, 60) == []
+    assert people.known is None
+    assert people.look(ERROR, 120, is_certain=False) == []
+    assert people.look(ERROR, 180, is_certain=False) == ["orders: OK -> ERROR: error"]
+    assert people.look(ERROR, 240, is_certain=False) == []
+    assert people.look(OK, 300) == ["orders: ERROR -> OK: ok"]
+
+
+def test_a_doubt_does_not_hide_a_warning_and_is_not_kept_after_a_certain_look() -> None:
+    people = People()
+    people.look(WARN, 0)
+    assert people.look(ERROR, 60, is_certain=False) == []
+    assert people.look(WARN, 120) == []
+    assert people.look(ERROR, 180, is_certain=False) == []
+    assert people.look(ERROR, 240) == ["orders: WARN -> ERROR: error"]
+
+
+def test_a_clock_that_is_set_back_causes_no_notice() -> None:
+    people = People()
+    people.look(ERROR, REMINDER_SECONDS * 10)
+    assert people.look(ERROR, 0) == []

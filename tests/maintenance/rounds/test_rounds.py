@@ -1,0 +1,266 @@
+"""Rounds over a fleet of real checkpoints: a broken part stops only itself, and is told once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from statekeeper.statestore.base.errors import CorruptFile, LocalStateLocked, UnknownFormatVersion
+from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rounds import rounds as module
+from statekeeper.statestore.maintenance.rounds.memory import Memory
+from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Notice
+from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
+from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
+from statekeeper.statestore.maintenance.verbs import config
+from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.verbs.contract import Run
+from statekeeper.statestore.storage import open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
+from tests.support.maintainers import maintainer
+
+NAMES = ("clicks", "orders", "views")
+
+
+@dataclass
+class Fleet:
+    """Three checkpoints with a configuration, and the rounds of one maintainer after the other."""
+
+    folder: Path
+    clock: SleeplessClock
+    checkpoints: dict[str, Checkpoint]
+    told: list[Notice] = field(default_factory=list)
+    tell: Callable[[Notice], None] = lambda notice: None
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "fleet.toml"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state.json"
+
+    def write(self, more: str = "", *, names: tuple[str, ...] = NAMES) -> None:
+        roots = (f'[roots.{name}]\nurl = "{name}"\nteam = "team-{name}"\nowner = "{name}@x"\n' for name in names)
+        self.file.write_text("[defaults.retention]\nversions = 2\ngrace = '1s'\n" + "".join(roots) + more)
+
+    def round(self, *, everything: bool = False) -> Round:
+        """A round of a new process."""
+
+        def tell(notice: Notice, _: Configuration) -> list[str]:
+            self.tell(notice)
+            self.told.append(notice)
+            return []
+
+        with Memory.opened(self.state) as memory:
+            return Rounds(
+                "fleet",
+                lambda: config.load(self.file),
+                lambda root, workers: Run(
+                    storage=open_storage(root.spec),
+                    policies=root.policies,
+                    by=maintainer(self.clock),
+                    scratch=self.folder,
+                    workers=workers,
+                ),
+                memory,
+                self.clock,
+                command=("--config", str(self.file)),
+                tell=tell,
+            ).round(everything=everything)
+
+    def visited(self, **how: bool) -> dict[str, Visit]:
+        return {one.name: one for one in self.round(**how).visits}
+
+    def news(self) -> list[str]:
+        """What was told since the last call, without the texts of the problems."""
+        news = [f"{one.team}: {one.subject} {one.before.name} -> {one.now.name}" for one in self.told]
+        self.told.clear()
+        return sorted(news)
+
+    def lost(self, name: str) -> Path:
+        """Move a changelog that retained versions need."""
+        of_store = self.folder.glob(f"{name}/state/0/1/*.changelog")
+        path = max(of_store, key=lambda one: int(re.split("[_.]", one.name)[0]))
+        return path.rename(self.folder / "lost")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    first = Checkpoint(open_storage(str(tmp_path / NAMES[0])), tmp_path / "job")
+    first.grow(3)
+    made = {NAMES[0]: first}
+    for name in NAMES[1:]:
+        made[name] = first.copied_to(open_storage(str(tmp_path / name)), tmp_path / f"job-{name}")
+    found = Fleet(tmp_path, SleeplessClock(now_seconds=after_all_files(tmp_path)), made)
+    found.write()
+    return found
+
+
+def after_all_files(folder: Path) -> float:
+    """A time after that of all files, because retention spares newer ones, but before the leases of today expire."""
+    return folder.stat().st_mtime + 120
+
+
+def test_each_round_visits_the_queries_that_are_due(fleet: Fleet) -> None:
+    assert set(fleet.visited()) == set(NAMES)
+    again = fleet.round()
+    assert (again.visits, set(again.not_due)) == ((), set(NAMES))
+    fleet.checkpoints["orders"].grow(50)
+    visited = fleet.visited()
+    assert set(visited) == {"orders"}
+    assert len(visited["orders"].taken.taken) == 2
+    assert fleet.visited() == {}
+    # The snapshots of this visit replace the files before the earlier ones.
+    fleet.checkpoints["orders"].grow(50)
+    visited = fleet.visited()
+    assert set(visited) == {"orders"}
+    assert sum(step.files for step in visited["orders"].deleted) > 50
+    fleet.clock.sleep(SWEEP_SECONDS)
+    assert set(fleet.visited()) == set(NAMES)
+    assert set(fleet.visited(everything=True)) == set(NAMES)
+    assert fleet.news() == []
+    fleet.checkpoints["orders"].assert_right(fleet.folder / "fresh")
+
+
+def test_a_damaged_query_stops_only_itself_and_its_team_is_told_once(fleet: Fleet) -> None:
+    for checkpoint in fleet.checkpoints.values():
+        checkpoint.grow(50)
+    lost = fleet.lost("orders")
+    visited = fleet.visited()
+    assert [len(visited[name].taken.taken) for name in NAMES] == [2, 1, 2]
+    assert [visited[name].status for name in NAMES] == [Status.OK, Status.ERROR, Status.OK]
+    assert visited["orders"].deleted == ()
+    notice = fleet.told[0]
+    assert (notice.team, notice.owner) == ("team-orders", "orders@x")
+    assert notice.text.startswith("state/0/1/53_")
+    assert f"Next: statekeeper --config {fleet.file} audit orders" in notice.text
+    assert fleet.news() == ["team-orders: orders OK -> ERROR"]
+    # It is looked at again after a pause, and soon after its repair the team knows.
+    assert fleet.visited() == {}
+    fleet.clock.sleep(60)
+    assert set(fleet.visited()) == {"orders"}
+    assert fleet.news() == []
+    missing = notice.text.partition(" ")[0]
+    lost.rename(fleet.folder / "orders" / missing)
+    fleet.clock.sleep(240)
+    assert {name: one.status for name, one in fleet.visited().items()} == {"orders": Status.OK}
+    assert fleet.news() == ["team-orders: orders ERROR -> OK"]
+
+
+def test_a_team_is_reminded_each_day(fleet: Fleet) -> None:
+    fleet.lost("orders")
+    fleet.round()
+    for _ in range(3):
+        fleet.clock.sleep(REMINDER_SECONDS)
+        fleet.round()
+    assert fleet.news() == ["team-orders: orders ERROR -> ERROR"] * 3 + ["team-orders: orders OK -> ERROR"]
+
+
+def test_a_process_that_is_killed_while_it_tells_does_not_tell_again(fleet: Fleet) -> None:
+    fleet.lost("orders")
+
+    def killed(notice: Notice) -> None:
+        fleet.told.append(notice)
+        raise KeyboardInterrupt
+
+    fleet.tell = killed
+    with pytest.raises(KeyboardInterrupt):
+        fleet.round()
+    fleet.tell = lambda notice: None
+    fleet.clock.sleep(SWEEP_SECONDS)
+    assert set(fleet.visited()) == set(NAMES)
+    assert fleet.news() == ["team-orders: orders OK -> ERROR"]
+
+
+def test_a_defect_in_one_visit_does_not_stop_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.visit
+
+    def broken(name: str, run: Run) -> Visit:
+        if name == "orders":
+            raise ZeroDivisionError("by zero")
+        return real(name, run)
+
+    monkeypatch.setattr(module, "visit", broken)
+    visited = fleet.visited()
+    assert [visited[name].status for name in NAMES] == [Status.OK, Status.ERROR, Status.OK]
+    assert "ZeroDivisionError: by zero" in visited["orders"].problems[0].text
+
+
+def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fleet) -> None:
+    with Memory.opened(None) as memory:
+        told: list[Notice] = []
+        rounds = Rounds(
+            "fleet",
+            lambda: config.load(fleet.file),
+            lambda root, workers: Run(
+                storage=open_storage(root.spec), by=maintainer(fleet.clock), scratch=fleet.folder, workers=workers
+            ),
+            memory,
+            fleet.clock,
+            tell=lambda notice, _: told.append(notice) or [],
+        )
+        rounds.round()
+        fleet.write("[roots.orders")
+        assert len(rounds.round(everything=True).visits) == 3
+        fleet.write()
+        rounds.round()
+    assert [(one.subject, one.now) for one in told] == [("fleet", Status.ERROR), ("fleet", Status.OK)]
+    assert str(fleet.file) in told[0].text
+
+
+def test_a_configuration_without_roots_is_a_problem(fleet: Fleet) -> None:
+    fleet.write(names=())
+    fleet.round()
+    assert fleet.news() == [": fleet OK -> ERROR"]
+
+
+def test_a_query_that_is_expected_and_absent_is_a_problem(fleet: Fleet) -> None:
+    fleet.write('[roots.typo]\nurl = "typo"\n')
+    fleet.round()
+    assert fleet.news() == [": typo OK -> WARN"]
+    (fleet.folder / "orders").rename(fleet.folder / "gone")
+    absent = fleet.round().absent["orders"]
+    assert absent.status is Status.ERROR
+    assert "deleted or moved" in absent.text
+    assert fleet.news() == ["team-orders: orders OK -> ERROR"]
+
+
+def test_a_query_that_the_configuration_no_longer_has_is_forgotten_and_its_team_told(fleet: Fleet) -> None:
+    fleet.lost("orders")
+    fleet.round()
+    fleet.news()
+    fleet.write(names=("clicks", "views"))
+    fleet.round()
+    assert fleet.news() == [": orders ERROR -> OK"]
+    with Memory.opened(fleet.state) as memory:
+        assert set(memory.queries) == {"clicks", "views"}
+
+
+def test_a_query_that_another_maintainer_holds_is_visited_soon_and_is_no_problem(fleet: Fleet) -> None:
+    storage = fleet.checkpoints["orders"].storage
+    fleet.checkpoints["orders"].grow(50)
+    with lease.held(storage, "gc", run="another", holder="another", clock=fleet.clock):
+        visited = fleet.visited()
+    assert (visited["orders"].is_held, visited["orders"].status) == (True, Status.OK)
+    assert fleet.news() == []
+    fleet.clock.sleep(60)
+    visited = fleet.visited()
+    assert list(visited) == ["orders"]
+    assert len(visited["orders"].taken.taken) == 2
+
+
+def test_two_processes_do_not_share_a_memory_and_a_broken_one_is_rejected(fleet: Fleet) -> None:
+    with Memory.opened(fleet.state), pytest.raises(LocalStateLocked, match="--state"), Memory.opened(fleet.state):
+        pass
+    fleet.state.write_text('{"format": 2}')
+    with pytest.raises(UnknownFormatVersion), Memory.opened(fleet.state):
+        pass
+    fleet.state.write_text('{"format": 1, "queries": []')
+    with pytest.raises(CorruptFile, match="delete the file"), Memory.opened(fleet.state):
+        pass
