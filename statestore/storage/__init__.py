@@ -39,6 +39,7 @@ from statekeeper.statestore.storage.lines import read_lines
 from statekeeper.statestore.storage.local import LocalStorage
 from statekeeper.statestore.storage.omissions import Omitted
 from statekeeper.statestore.storage.parallel import at_once
+from statekeeper.statestore.storage.remembered import Reads, RememberingStorage
 from statekeeper.statestore.storage.urls import canonical
 
 __all__ = [
@@ -54,6 +55,8 @@ __all__ = [
     "Members",
     "Omitted",
     "PartsUpload",
+    "Reads",
+    "RememberingStorage",
     "RequestCounts",
     "Requests",
     "SizeLimits",

@@ -30,6 +30,7 @@ from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies, Root
 from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.maintenance.verbs.fleet import Fleet, Query, forget_seconds
+from statekeeper.statestore.storage import Reads
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Rounds:
         self._command, self._tell, self._visited = command, tell, visited
         self._sweep_seconds, self._workers = sweep_seconds, workers
         self._newest = Configuration()
+        self._reads = Reads(clock)
         self._notices: list[Notice] = []
         self._undelivered: list[str] = []
 
@@ -205,7 +207,8 @@ class Rounds:
         started = self._clock.monotonic_seconds()
         try:
             run = self._run_of(one.query.root, workers)
-            return visit(name, replace(run, named=lambda text: self._pasteable(text, name)))
+            run = replace(run, named=lambda text: self._pasteable(text, name))
+            return visit(name, run, reads=self._reads)
         except Exception as error:  # noqa: BLE001 - as the comment says
             # A defect must not keep the other queries from being maintained.
             _LOG.exception("visit of %s", printable(name))

@@ -24,7 +24,7 @@ from statekeeper.statestore.maintenance.verbs.snapshot import (
     Snapshots,
     long_tail,
 )
-from statekeeper.statestore.storage import RequestCounts
+from statekeeper.statestore.storage import Reads, RememberingStorage, RequestCounts
 
 
 class Status(IntEnum):
@@ -92,28 +92,32 @@ class Visit:
         return (self.snapshots.made or Snapshots()) if self.snapshots else Snapshots()
 
 
-def visit(name: str, run: Run) -> Visit:
-    """Visit a query. `run`: of the snapshots; retention gets a run of its own.
+def visit(name: str, run: Run, *, reads: Reads | None = None) -> Visit:
+    """Visit a query. `run`: of the snapshots; retention gets a run of its own. `reads`: what earlier visits have read.
+
+    Plans and audits do not repeat reads. What is executed reads the files themselves: that is the check before a deletion.
 
     A `StatekeeperError` of a step does not stop the others. Retention deletes nothing while the audit reports errors.
     """
     before, started = run.storage.requests.snapshot(), run.clock.monotonic_seconds()
     errors: list[StatekeeperError] = []
     snapshots = retained = after = None
+    looking = run if reads is None else replace(run, storage=RememberingStorage(run.storage, reads))
     try:
-        snapshots = prepare(Snapshot(), run)
+        snapshots = replace(prepare(Snapshot(), looking), run=run)
         snapshots = unattended(snapshots)
     except StatekeeperError as error:
         errors.append(error)
     else:
         errors += [failed for _, failed in (snapshots.made or Snapshots()).failed]
     try:
-        retained = prepare(Retention(), replace(run, id=run.by.ids.fresh()))
+        by_itself = replace(run, id=run.by.ids.fresh())
+        retained = replace(prepare(Retention(), replace(by_itself, storage=looking.storage)), run=by_itself)
         after = retained.plan.before
         if _deletes(retained):
             retained = perform(retained)
             errors += _damages(retained.made or ())
-            after = judged(audit.gather(run.storage), run.policies)
+            after = judged(audit.gather(looking.storage), run.policies)
         else:
             errors += (one for one in retained.refusals if _says_more(one, retained))
     except StatekeeperError as error:

@@ -19,7 +19,7 @@ from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
 from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.maintenance.verbs.config import Configuration
 from statekeeper.statestore.maintenance.verbs.contract import Run
-from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage import Reads, open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.maintainers import maintainer
@@ -181,10 +181,10 @@ def test_a_process_that_is_killed_while_it_tells_does_not_tell_again(fleet: Flee
 def test_a_defect_in_one_visit_does_not_stop_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.visit
 
-    def broken(name: str, run: Run) -> Visit:
+    def broken(name: str, run: Run, *, reads: Reads) -> Visit:
         if name == "orders":
             raise ZeroDivisionError("by zero")
-        return real(name, run)
+        return real(name, run, reads=reads)
 
     monkeypatch.setattr(module, "visit", broken)
     visited = fleet.visited()
