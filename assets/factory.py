@@ -109,7 +109,8 @@ def build_definitions(
     return _definitions(
         names,
         Fleet(
-            config_file=str(Path(config).resolve()),
+            # Not resolved: a ConfigMap is a link to a folder that Kubernetes deletes at the next change.
+            config_file=str(Path(config).absolute()),
             scratch=str(scratch or tempfile.gettempdir()),
             worker=Worker(),
             name=name,
@@ -118,7 +119,7 @@ def build_definitions(
         Notifier(webhook=webhook),
         health_cron=health_cron,
         mirror_cron=mirror_cron,
-        streaming_query=None if streaming_query is None else dg.AssetDep(_key(streaming_query)),
+        streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=with_rewrites,
     )
 
@@ -163,7 +164,8 @@ def _definitions(
     )
 
 
-def _key(given: dg.AssetKey | str | Sequence[str]) -> dg.AssetKey:
+def asset_key(given: dg.AssetKey | str | Sequence[str]) -> dg.AssetKey:
+    """The key of an asset; `a/b` has two parts."""
     return given if isinstance(given, dg.AssetKey) else dg.AssetKey(_parts(given))
 
 

@@ -18,10 +18,9 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 from dagster._core.scheduler.instigation import InstigatorType, TickData, TickStatus
-from dagster._core.test_utils import create_run_for_test, poll_for_finished_run
+from dagster._core.test_utils import create_run_for_test
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
-from dagster_graphql.test.utils import execute_dagster_graphql
 
 from statekeeper.assets import host
 from statekeeper.assets.partitions import QUERY_TAG
@@ -29,7 +28,9 @@ from statekeeper.dagster import build, build_definitions
 from statekeeper.resources.fleet import FLEET_TAG
 from statekeeper.resources.worker import HOLDER_TAG, holder
 from tests.assets.conftest import grown
+from tests.support import companies
 from tests.support.checkpoints import Checkpoint
+from tests.support.companies import ASSETS, HOME, PIPELINES, RESOURCES, files
 from tests.support.entry_points import ROCKSDB
 from tests.support.running import REPOSITORY
 from tests.support.unpacked import unpacked
@@ -41,49 +42,6 @@ retention = { versions = 3, grace = "0s" }
 
 [roots.clicks]
 url = "clicks"
-"""
-
-ASSETS = """
-import dagster as dg
-
-REGIONS = dg.DynamicPartitionsDefinition(name="streaming_query")
-
-@dg.asset(partitions_def=REGIONS)
-def snapshot() -> None: ...
-
-@dg.asset(deps=[dg.AssetKey(["payments", "fleet_health"])])
-def report() -> None: ...
-
-clicks_stream = dg.AssetSpec(["kafka", "clicks"])
-"""
-
-RESOURCES = """
-import dagster as dg
-
-class Warehouse(dg.ConfigurableResource):
-    name: str
-"""
-
-PIPELINES = """
-import dagster as dg
-from assets import report, snapshot
-
-maintain_query = dg.define_asset_job("maintain_query", selection=dg.AssetSelection.assets(snapshot))
-
-@dg.op
-def delete_old_runs() -> None: ...
-
-@dg.job
-def prune_history() -> None:
-    delete_old_runs()
-
-@dg.schedule(job=prune_history, cron_schedule="0 3 * * *", default_status=dg.DefaultScheduleStatus.RUNNING)
-def nightly_sweep() -> dg.RunRequest:
-    return dg.RunRequest()
-
-@dg.sensor(job=prune_history)
-def changelog_tail() -> dg.SkipReason:
-    return dg.SkipReason("a sensor of the company")
 """
 
 PROJECT = """
@@ -122,74 +80,12 @@ defs = dg.Definitions.merge(
 )
 """
 
-HOME = """
-run_coordinator: {module: dagster.core.run_coordinator, class: DefaultRunCoordinator}
-"""
-
 
 @dataclass
-class Company:
-    """The project of a company with its code server and its instance."""
+class Company(companies.Company):
+    """A company with two fleets. `payments`: the checkpoint of one of them."""
 
-    folder: Path
-    instance: dg.DagsterInstance
-    workspace: WorkspaceProcessContext
     payments: Checkpoint
-
-    def ask(self, query: str, **variables: Any) -> Any:
-        """The data of the only field of an answer to a GraphQL query."""
-        context = self.workspace.create_request_context()
-        (data,) = execute_dagster_graphql(context, query, variables).data.values()
-        assert data is not None
-        assert data["__typename"] not in ("PythonError", "RunConfigValidationInvalid"), data
-        return data
-
-    def selector(self, **more: str) -> dict[str, str]:
-        return {"repositoryName": "__repository__", "repositoryLocationName": "company", **more}
-
-    def sensed(self, sensor: str) -> dict[str, Any]:
-        """Evaluate a sensor in the code server, as the daemon does."""
-        answer = self.ask(
-            """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") { __typename
-            ... on PythonError { message } ... on DryRunInstigationTick { evaluationResult { skipReason error { message }
-            runRequests { runKey jobName tags { key value } } dynamicPartitionsRequests { partitionKeys
-            partitionsDefName } } } } }""",
-            s=self.selector(sensorName=sensor),
-        )
-        found: dict[str, Any] = answer["evaluationResult"]
-        assert found["error"] is None, found
-        return found
-
-    def scheduled(self, schedule: str) -> dict[str, Any]:
-        """Evaluate a schedule in the code server, as the daemon does."""
-        answer = self.ask(
-            """mutation($s: ScheduleSelector!, $at: Float!) { scheduleDryRun(selectorData: $s, timestamp: $at) {
-            __typename ... on PythonError { message } ... on DryRunInstigationTick { evaluationResult { skipReason
-            error { message } runRequests { runKey tags { key value } } } } } }""",
-            s=self.selector(scheduleName=schedule),
-            at=datetime(2026, 3, 1, 3, tzinfo=UTC).timestamp(),
-        )
-        found: dict[str, Any] = answer["evaluationResult"]
-        assert found["error"] is None, found
-        return found
-
-    def launched(self, job: str, tags: dict[str, str]) -> dg.DagsterRun:
-        """Launch a run of a job in the UI, and wait for its end."""
-        answer = self.ask(
-            """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
-            ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } }
-            ... on LaunchRunSuccess { run { runId } } } }""",
-            p={
-                "selector": self.selector(jobName=job),
-                "mode": "default",
-                "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
-            },
-        )
-        run_id = answer["run"]["runId"]
-        poll_for_finished_run(self.instance, run_id, timeout=120)
-        run = self.instance.get_run_by_id(run_id)
-        assert run is not None
-        return run
 
     def partitions(self) -> dict[str, list[str]]:
         """The partition sets that could be of a fleet or of the company."""
@@ -321,10 +217,6 @@ def a_run(instance: dg.DagsterInstance, job: str, status: DagsterRunStatus, **gi
     """Record a run of a job, which no process runs."""
     tags = {QUERY_TAG: "clicks", **given.pop("tags", {})}
     return create_run_for_test(instance, job, status=status, tags=tags, **given).run_id
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # -- in this process -----------------------------------------------------------------------------------------------------
