@@ -1,0 +1,12 @@
+"""The code location: one fleet for each `*.toml` in a folder. The name of the file is the name of the fleet."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+
+from statekeeper.dagster import build_definitions
+
+FOLDER = Path(os.environ.get("STATEKEEPER_FOLDER", "/etc/statekeeper"))
+
+defs = dg.Definitions.merge(*(build_definitions(file, name=file.stem) for file in sorted(FOLDER.glob("*.toml"))))
