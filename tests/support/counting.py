@@ -19,6 +19,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -333,9 +334,17 @@ class DiesBetweenSinks(DeltaSink):
         super().commit_files(plan, files, attempt)
 
 
-def killing(batch: str, phase: str, process: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> Watching:
-    """Ends a process when the batch enters the phase, as a power cut would, or sends it another signal."""
-    return once(int(batch), Phase[phase], lambda: os.kill(process(), number))
+def killing(batch: str, phase: str, process: Callable[[], int]) -> Watching:
+    """Ends a process when the batch enters the phase, as a power cut would."""
+    return once(int(batch), Phase[phase], lambda: os.kill(process(), signal.SIGKILL))
+
+
+def stopping(batch: str, phase: str) -> Watching:
+    """Stops this process when the batch enters the phase.
+
+    Sent to the process, the signal goes to any of its threads, and until that one runs, the batch can go on to its end.
+    """
+    return once(int(batch), Phase[phase], lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP))
 
 
 def in_a_process(
@@ -400,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.kill_at:
         observer = killing(*options.kill_at, lambda: os.getpid())
     if options.stop_at:
-        observer = killing(*options.stop_at, lambda: os.getpid(), signal.SIGSTOP)
+        observer = stopping(*options.stop_at)
     if options.kill_an_executor_at:
         executors = Path(tasks.executors_folder(str(job.root)))
         observer = killing(*options.kill_an_executor_at, lambda: int(min(executors.iterdir()).name))
