@@ -33,6 +33,8 @@ CONF = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # To rename a file on a local disk, Delta and Spark start a process, `readlink`. These start none.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+    # Without it, Hive's class is taken. It replaces no file, Spark does not notice, and a repeated batch loses its state.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
 }
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 _MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing."
