@@ -13,6 +13,7 @@ from benchmarks.measure import Table, machine
 QUESTIONS: Mapping[str, str] = {
     "restart": "How long is a restart?",
     "maintenance_cost": "What does maintenance cost?",
+    "fleet": "What does the maintenance of a fleet cost?",
     "commit_cost": "What does a commit cost as the state grows?",
     "operator_rows": "How many rows per second does a stateful operator process?",
     "delta_output": "How long is a batch with a Delta sink?",
