@@ -11,11 +11,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import s3fs
+from aiobotocore.session import AioSession
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -25,6 +27,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from botocore.exceptions import ConnectionError as NotConnected
+from botocore.utils import parse_timestamp
 from fsspec.asyn import sync
 from s3fs.core import S3_RETRYABLE_ERRORS
 
@@ -773,9 +776,27 @@ def _client(options: Mapping[str, str]) -> s3fs.S3FileSystem:
             # `s3` does the retries, so that they are counted and can be simulated.
             "retries": {"total_max_attempts": 1, "mode": "standard"},
         },
+        session=_session(),
         use_listings_cache=False,
         skip_instance_cache=True,
     )
+
+
+def _session() -> AioSession:
+    """Return a session that parses the times of listings quickly: botocore's own parser accepts all formats, and takes two
+    thirds of the time of a listing."""
+    session = AioSession()
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_time)
+    return session
+
+
+def _time(text: str | float) -> datetime:
+    """Parse a time of a listing, `2026-03-01T03:00:00.000Z`, or of a header, in one of the formats of botocore."""
+    if isinstance(text, str) and text.endswith("Z"):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text)
+    found: datetime = parse_timestamp(text)
+    return found
 
 
 _WRONG_ETAG = '"00000000000000000000000000000000"'

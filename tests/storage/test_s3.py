@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.utils import parse_timestamp
 
 from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, CorruptFile, StorageError
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
-from statekeeper.statestore.storage import Created, RequestCounts, Storage, open_storage
+from statekeeper.statestore.storage import Created, RequestCounts, Storage, open_storage, s3
 from statekeeper.statestore.storage.s3 import S3Storage
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server, Wire
@@ -326,3 +327,11 @@ def test_an_object_above_the_read_limit_is_not_downloaded(storage: Storage, s3_s
         storage.read("commits/0")
     assert storage.requests.snapshot().bytes_read == 0
     assert storage.read_range("commits/0", 0, 20) == bytes(20)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-03-01T03:00:00.000Z", "2026-03-01T03:00:00Z", "Sun, 01 Mar 2026 03:00:00 GMT", "1772334000"]
+)
+def test_a_time_of_a_listing_or_of_a_header_is_parsed_as_botocore_does(text: str) -> None:
+    assert s3._time(text) == parse_timestamp(text)
+    assert s3._time(text).timestamp() == 1_772_334_000
