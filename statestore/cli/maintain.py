@@ -68,12 +68,13 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option(
     "--watch",
     type=Duration(),
-    help="Stay, and look each time after this pause which checkpoints are due, for example 60s. Only with --all.",
+    help="Stay, and make a pass at this interval, for example 60s. A pass maintains the checkpoints that are due. Only with "
+    "--all.",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="Maintain only the checkpoints that are due, as one look of --watch, and end. For cron. Only with --all.",
+    help="Make one pass of --watch, for cron: maintain only the checkpoints that are due. Only with --all.",
 )
 @click.option(
     "--sweep",
@@ -85,14 +86,14 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option(
     "--state",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File on local disk with what --watch and --once must know of earlier looks: what was maintained, and what people "
-    "were told. Default: a file for each configuration in the user's folder for state.",
+    help="File on local disk that records the last maintenance and the last message of each checkpoint. Default: a file "
+    "for each configuration in the user's folder for state. Only --watch and --once use it.",
 )
 @click.option(
     "--metrics",
     "metrics_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File that is replaced after each look, for the textfile collector of Prometheus' node exporter. Its name ends in "
+    help="File that is replaced after each pass, for the textfile collector of Prometheus' node exporter. Its name ends in "
     ".prom.",
 )
 @click.option(
@@ -125,16 +126,18 @@ def maintain(
 ) -> None:
     """Maintain checkpoints: take snapshots of long tails, audit, and delete the files that no retained version needs.
 
-    maintain runs immediately, without --apply, within the mode of each checkpoint and by its policies in statekeeper.toml.
-    Its query may be running. While
+    maintain runs immediately. The mode and the policies of each checkpoint in statekeeper.toml limit what it changes. The
+    query of a checkpoint may be running. While
     the audit of a checkpoint reports an error, nothing is deleted there; the other checkpoints are maintained.
 
-    maintain --all --watch 60s is a process that stays, for systemd or for a pod. A checkpoint is due if it has enough new
-    batches, if its last maintenance failed, or after --sweep. When the status of a checkpoint changes between OK, WARN and
-    ERROR, its team is told once, and reminded each day until it is OK: see [teams] in statekeeper.toml. SIGTERM ends the
+    maintain --all --watch 60s is a process that stays, for systemd or for a pod. A checkpoint is due if it is new, if it
+    has enough new batches, if its last maintenance failed or found an error, or after --sweep. When the status of a
+    checkpoint changes between OK, WARN and ERROR, its team gets one message, and one reminder each day until it is OK: see
+    [teams] in statekeeper.toml. SIGTERM ends the
     process after the checkpoints that it is maintaining.
 
-    Exit code 3: a checkpoint has findings.
+    Exit code 3: the status of a checkpoint is WARN or ERROR. Exit code 1: a checkpoint cannot be read, or its maintenance
+    failed.
     """
     if all_roots == bool(roots):
         raise click.UsageError("give one or more ROOTs, or --all")

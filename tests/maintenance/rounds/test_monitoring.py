@@ -96,7 +96,7 @@ tests:
           - exp_labels: {{ {labels} }}
             exp_annotations:
               summary: "orders: state is lost or wrong, the query cannot be read, or its maintenance fails"
-              action: "Run: statekeeper audit orders"
+              action: "Run: statekeeper --config /etc/statekeeper/prod.toml audit orders"
 """)
     tested = subprocess.run(
         ["promtool", "test", "rules", str(tmp_path / "test.yaml")], text=True, capture_output=True, check=False
