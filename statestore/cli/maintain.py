@@ -68,8 +68,8 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option(
     "--watch",
     type=Duration(),
-    help="Stay, and make a pass at this interval, for example 60s. A pass maintains the checkpoints that are due. Only with "
-    "--all.",
+    help="Stay, and make a pass at this interval, for example 60s. A pass maintains the checkpoints that are due. Only "
+    "with --all.",
 )
 @click.option(
     "--once",
