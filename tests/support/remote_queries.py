@@ -87,7 +87,9 @@ def goes_on_after_each_verb_as_a_twin(query: ElsewhereQuery, folder: Path) -> No
     for number, (verb, *options) in enumerate(VERBS):
         said = statekeeper(verb, query.urls[number % len(query.urls)], *options)
         if verb in ONLY_LOOK:
-            assert {statekeeper(verb, url, *options) for url in query.urls} == {said}
+            for url in query.urls:
+                again = statekeeper(verb, url, *options)
+                assert again == said, f"{verb} {url}:\n{again}\nand before:\n{said}"
         query.run(1)
         clean(query)
     assert query.outputs == outputs
