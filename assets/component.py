@@ -142,7 +142,8 @@ class FleetComponent(dg.Component, dg.Resolvable):
     streaming_query: Annotated[
         dg.ResolvedAssetKey | None,
         _described(
-            "Key of your asset of the query. The assets of the fleet depend on it, and the fleet defines none.",
+            "Key of the asset of your project that stands for the streaming query. The assets of the fleet depend on it. "
+            "Without this attribute, the fleet defines an external asset for its queries.",
             "kafka/orders",
         ),
     ] = None
