@@ -157,7 +157,7 @@ def _maintainer(specs: dict[str, StorageSpec]) -> tuple[Callable[[bool], _Cost],
     def run_of(root: Root, workers: int) -> Run:
         return Run(storage=opened[root.name], policies=policies, by=by, scratch=scratch, workers=workers)
 
-    rounds = Rounds("fleet", lambda: Configuration(roots), run_of, Memory(), clock, visited=visits.append)
+    rounds = Rounds("fleet", lambda: Configuration(roots), run_of, Memory(), clock=clock, visited=visits.append)
 
     def look(everything: bool) -> _Cost:
         before = len(visits)

@@ -188,7 +188,7 @@ def maintain(
             configured,
             run_of,
             memory,
-            process.clock,
+            clock=process.clock,
             command=_before_the_verb(ctx),
             tell=tell,
             visited=shown.visited,

@@ -30,7 +30,7 @@ _ABOUT = About(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Remembered:
     """The newest visit of a query.
 

@@ -49,7 +49,7 @@ class Due:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """A round.
 
@@ -91,8 +91,8 @@ class Rounds:
         configured: Callable[[], Configuration],
         run_of: Callable[[Root, int], Run],
         memory: Memory,
-        clock: Clock,
         *,
+        clock: Clock,
         command: tuple[str, ...] = (),
         tell: Callable[[Notice, Configuration], list[str]] = lambda notice, configuration: [],
         visited: Callable[[Visit], None] = lambda visit: None,

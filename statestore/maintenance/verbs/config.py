@@ -50,7 +50,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,6 +103,7 @@ class Policies:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     mode: Mode | None = None
     limits: SizeLimits = field(default_factory=SizeLimits)
+    _: KW_ONLY
     team: str = ""
     owner: str = ""
 
@@ -191,6 +192,7 @@ class Configuration:
     defaults: Policies = field(default_factory=Policies)
     parents: Mapping[str, Parent] = field(default_factory=dict)
     prices: Prices = field(default_factory=Prices)
+    _: KW_ONLY
     teams: Mapping[str, Channels] = field(default_factory=dict)
 
     def channels_of(self, team: str) -> Channels:
@@ -246,7 +248,7 @@ def load(path: Path) -> Configuration:
         name: reader.parent(name, of_parent, defaults) for name, of_parent in reader.named_tables(body, "parents")
     }
     teams = {name: reader.channels(name, of_team) for name, of_team in reader.named_tables(body, "teams")}
-    return Configuration(roots, defaults, parents, reader.prices(reader.table(body, "prices", "")), teams)
+    return Configuration(roots, defaults, parents, reader.prices(reader.table(body, "prices", "")), teams=teams)
 
 
 class _Reader:
@@ -346,8 +348,10 @@ class _Reader:
             self._policy(self.table(body, "retention", f"{where}."), defaults.retention, f"{where}.retention."),
             mode,
             self._limits(self.table(body, "limits", f"{where}."), defaults.limits, f"{where}.limits."),
-            self._text(body.get("team", defaults.team), f"{where}.team", 'write team = "payments"'),
-            self._text(body.get("owner", defaults.owner), f"{where}.owner", 'write owner = "payments@example.com"'),
+            team=self._text(body.get("team", defaults.team), f"{where}.team", 'write team = "payments"'),
+            owner=self._text(
+                body.get("owner", defaults.owner), f"{where}.owner", 'write owner = "payments@example.com"'
+            ),
         )
 
     def _limits(self, body: dict[str, Any], default: SizeLimits, where: str) -> SizeLimits:

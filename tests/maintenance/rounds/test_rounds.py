@@ -69,7 +69,7 @@ class Fleet:
                     workers=workers,
                 ),
                 memory,
-                self.clock,
+                clock=self.clock,
                 command=("--config", str(self.file)),
                 tell=tell,
             ).round(everything=everything)
@@ -202,7 +202,7 @@ def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fl
                 storage=open_storage(root.spec), by=maintainer(fleet.clock), scratch=fleet.folder, workers=workers
             ),
             memory,
-            fleet.clock,
+            clock=fleet.clock,
             tell=lambda notice, _: told.append(notice) or [],
         )
         rounds.round()
