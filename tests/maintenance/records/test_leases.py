@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -226,12 +227,22 @@ def _held(storage: Storage) -> lease.LeaseState | None:
     return None if found is None or found.lease.released else found
 
 
+COPIES = "statekeeper.statestore.maintenance.copies"
+
+
+def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have a pool of their own."""
+    for copies in ("clones", "mirrors"):
+        monkeypatch.setattr(import_module(f"{COPIES}.{copies}.execute"), "AT_ONCE", 1)
+    monkeypatch.setattr(parallel, "AT_ONCE", 1)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_keeps_its_lease_while_a_request_takes_long(
     verb: Callable[[World], None], root: Path, sparks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The virtual time of one thread must not pass while another thread renews the lease.
-    monkeypatch.setattr(parallel, "AT_ONCE", 1)
+    one_request_at_a_time(monkeypatch)
     clock = SleeplessClock(SystemClock().now_seconds())
     seen: list[bool] = []
 
@@ -252,7 +263,7 @@ def test_a_run_that_has_lost_its_lease_writes_nothing_more(
     verb: Callable[[World], None], root: Path, sparks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What another thread has begun at the time of the loss may still be written.
-    monkeypatch.setattr(parallel, "AT_ONCE", 1)
+    one_request_at_a_time(monkeypatch)
     clock = SleeplessClock(SystemClock().now_seconds())
     wrote: list[tuple[SlowStorage, int]] = []
 
