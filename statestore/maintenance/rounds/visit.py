@@ -117,7 +117,8 @@ def visit(name: str, run: Run, *, reads: Reads | None = None) -> Visit:
         if _deletes(retained):
             retained = perform(retained)
             errors += _damages(retained.made or ())
-            after = judged(audit.gather(looking.storage), run.policies)
+            # With reads of its own: what was remembered may just have been deleted.
+            after = judged(audit.gather(run.storage), run.policies)
         else:
             errors += (one for one in retained.refusals if _says_more(one, retained))
     except StatekeeperError as error:
