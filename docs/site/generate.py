@@ -54,7 +54,7 @@ _ROOT_KEYS = {
     "team": (
         "text",
         '`""`',
-        "team that is told of problems; see [Messages](../how-to/maintain-without-dagster.md#messages)",
+        "team that gets the messages about problems; see [Messages](../how-to/maintain-without-dagster.md#messages)",
     ),
     "owner": ("text", '`""`', "person or address that each message about a problem names"),
     "mode": (

@@ -38,7 +38,7 @@ checkpoint in `s3://bucket/jobs/orders/state`. Its keys apply to all of them.
 
 The limits of a root are those of its job, see `SizeLimits`.
 
-The team of a root, `team = "payments"`, is told of its problems through the channels of the team; the team `default`, of
+The team of a root, `team = "payments"`, gets the notices of its problems through its channels; the team `default`, of
 all roots without a team. A channel is a value, or `env:NAME` for the environment variable that has it.
 
 The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
@@ -97,7 +97,7 @@ class Mode(Enum):
 @dataclass(frozen=True)
 class Policies:
     """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
-    also in the spec of a root. `team` and `owner`: who is told of a problem."""
+    also in the spec of a root. `team` and `owner`: who gets its notices."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
@@ -114,7 +114,7 @@ class Policies:
 
 @dataclass(frozen=True)
 class Channels:
-    """Where a team is told of problems. Each is a value or `env:NAME`; "" for none.
+    """Where a team gets its notices. Each is a value or `env:NAME`; "" for none.
 
     slack          URL of an incoming webhook of Slack or Mattermost
     webhook        URL that gets all fields of a notice as JSON
