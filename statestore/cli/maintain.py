@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE, counted
+from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FAILED,
@@ -127,14 +129,13 @@ def maintain(
     """Maintain checkpoints: take snapshots of long tails, audit, and delete the files that no retained version needs.
 
     maintain runs immediately. The mode and the policies of each checkpoint in statekeeper.toml limit what it changes. The
-    query of a checkpoint may be running. While
-    the audit of a checkpoint reports an error, nothing is deleted there; the other checkpoints are maintained.
+    query of a checkpoint may be running. While the audit of a checkpoint reports an error, nothing is deleted there; the
+    other checkpoints are maintained.
 
     maintain --all --watch 60s is a process that stays, for systemd or for a pod. A checkpoint is due if it is new, if it
     has enough new batches, if its last maintenance failed or found an error, or after --sweep. When the status of a
     checkpoint changes between OK, WARN and ERROR, its team gets one message, and one reminder each day until it is OK: see
-    [teams] in statekeeper.toml. SIGTERM ends the
-    process after the checkpoints that it is maintaining.
+    [teams] in statekeeper.toml. SIGTERM ends the process when the maintenance in progress is complete.
 
     Exit code 3: the status of a checkpoint is WARN or ERROR. Exit code 1: a checkpoint cannot be read, or its maintenance
     failed.
@@ -169,16 +170,17 @@ def maintain(
             memory_bytes=memory_bytes * share // workers,
         )
 
-    def tell(notice: Notice, configuration: Configuration) -> list[str]:
+    def tell(notice: Notice, configuration: Configuration) -> bool:
         if not keeps:
-            return []
+            return True
         TALK.print(tables.plain(f"{utc(notice.at_seconds)} {notice}"), soft_wrap=True)
-        problems = deliver(notice, configuration.channels_of(notice.team), fleet=name)
+        problems, is_sent = deliver(notice, configuration.channels_of(notice.team), fleet=name)
         for problem in problems:
             TALK.print(
-                tables.plain(f"{utc(notice.at_seconds)} {notice.subject} was not told: {problem}"), soft_wrap=True
+                tables.plain(f"{utc(notice.at_seconds)} a notice of {notice.subject} was not sent: {problem}"),
+                soft_wrap=True,
             )
-        return problems
+        return is_sent
 
     shown = _Shown(output, process.clock.now_seconds, lines=watch is not None)
     with Memory.opened((state or _state_file(ctx)) if keeps else None) as memory:
@@ -196,12 +198,14 @@ def maintain(
             workers=workers,
         )
 
+        def write_metrics() -> None:
+            if metrics_file is not None and registry is not None:
+                metrics.write(metrics_file, registry)
+
         def look() -> Round:
-            try:
-                return rounds.round(everything=not keeps)
-            finally:
-                if metrics_file is not None and registry is not None:
-                    metrics.write(metrics_file, registry)
+            made = rounds.round(everything=not keeps)
+            write_metrics()
+            return made
 
         if watch is None:
             made = look()
@@ -215,7 +219,9 @@ def maintain(
             while True:
                 look()
                 process.clock.sleep(watch)
-        TALK.print("ended by SIGTERM: the checkpoints in work were completed")
+        # The signal may have interrupted a round after its visits, or the replacement of the file.
+        write_metrics()
+        TALK.print("ended by SIGTERM: the maintenance in progress is complete")
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -233,9 +239,9 @@ class _Shown:
         if not self._lines:
             return
         if self._output.as_json:
-            click.echo(tables.as_json(_object(one)).replace("\n", ""))
+            click.echo(json.dumps(_object(one)))
         else:
-            click.echo(f"{utc(self._now())} {tables.plain(_line(one))}")
+            click.echo(f"{utc(self._now())} {printable(_line(one))}")
         sys.stdout.flush()
 
     def end(self, made: Round) -> None:

@@ -2,7 +2,7 @@
 
     due         which queries are due; pure
     visit       one query: snapshots, audit, retention, and the problems that a person must know
-    notices     who is told what, and when; pure
+    notices     which notices the people of a query get, and when; pure
     memory      what a round must know of the rounds before it: a file on local disk
     delivery    how a notice reaches people
     rounds      one round over the fleet, also while a query, a root or the configuration is broken

@@ -28,8 +28,11 @@ _LONGEST_SUMMARY = 1024
 _SEVERITIES = {Status.WARN: "warning", Status.ERROR: "error"}
 
 
-def deliver(notice: Notice, channels: Channels, *, fleet: str) -> list[str]:
-    """Send a notice to each channel of its team. Returns the errors: one channel must not silence the others."""
+def deliver(notice: Notice, channels: Channels, *, fleet: str) -> tuple[list[str], bool]:
+    """Send a notice to each channel of its team; an error of one channel does not keep it from the others.
+
+    Returns the errors, and whether the notice was sent: to at least one channel, or there is none.
+    """
     sent: list[tuple[str, Mapping[str, Any]]] = []
     if channels.slack:
         sent.append((channels.slack, slack(notice)))
@@ -37,7 +40,8 @@ def deliver(notice: Notice, channels: Channels, *, fleet: str) -> list[str]:
         sent.append((channels.webhook, webhook(notice, fleet)))
     if channels.pagerduty:
         sent.append((channels.pagerduty_url, pagerduty(notice, fleet, _secret(channels.pagerduty))))
-    return [problem for url, body in sent if (problem := post(_secret(url), body)) is not None]
+    problems = [problem for url, body in sent if (problem := post(_secret(url), body)) is not None]
+    return problems, len(problems) < len(sent) or not sent
 
 
 def slack(notice: Notice) -> dict[str, Any]:

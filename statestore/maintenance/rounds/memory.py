@@ -1,9 +1,9 @@
 """What a round must know of the rounds before it: a JSON file on local disk.
 
-It is no source of truth. Without it, a round visits every query once and tells every problem again.
+It is no source of truth. Without it, a round visits every query once and sends the notice of every problem again.
 
-*Guarantee*: the file is replaced in one step, and written before a notice is sent. So a killed process tells nothing twice;
-a notice that it could not send any more follows as a reminder.
+*Guarantee*: the file is replaced in one step, and written before a notice is sent. So a killed process sends no notice
+twice. A notice that it could not send any more follows as a reminder. A notice that no channel accepted is sent again.
 """
 
 from __future__ import annotations

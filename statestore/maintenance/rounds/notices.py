@@ -1,4 +1,4 @@
-"""Who is told what, and when. Pure.
+"""Decides which notices the people of a query get, and when. Pure.
 
     OK -> WARN -> ERROR -> OK      one notice for each change of the status
     still WARN or ERROR            one reminder a day: silence must not look like health
@@ -59,10 +59,10 @@ class Notice:
 def next_notice(
     subject: str, told: Told | None, status: Status, text: str, *, now_seconds: float, is_certain: bool = True
 ) -> tuple[Told | None, Notice | None]:
-    """Decide what people are told after a look at a subject. Returns what they know then; None if it is OK.
+    """Decide whether a look at a subject causes a notice. Returns what people know then, None if it is OK; and the notice.
 
-    `is_certain`: False for an error that may be over at the next look, such as a storage that does not answer. It is told
-    if two looks in turn find it.
+    `is_certain`: False for a transient error, such as a storage that does not answer. It causes a notice if two consecutive
+    looks find it.
     """
     before = told.status if told else Status.OK
     if status > before and not is_certain and (told is None or told.doubtful is None):

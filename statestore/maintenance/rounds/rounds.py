@@ -2,8 +2,8 @@
 
     configuration + commit logs + memory -> the due queries, the longest tail first -> visits -> notices, memory
 
-A broken query, root or configuration stops only itself: the others are visited. A broken configuration is told, and the
-rounds go on with the newest valid one.
+A broken query or root does not keep the others from being visited. While the configuration is invalid, the rounds use the
+newest valid one, and a notice names the error.
 
 *Race*: the process is killed in a visit. The next round visits the query again: a visit is recorded when it ends, and the
 lease of the dead process expires after ten minutes.
@@ -24,7 +24,7 @@ from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.maintenance.rounds import due, metrics
 from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Last
 from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
-from statekeeper.statestore.maintenance.rounds.notices import Notice, next_notice
+from statekeeper.statestore.maintenance.rounds.notices import Notice, Told, next_notice
 from statekeeper.statestore.maintenance.rounds.visit import Problem, Status, Visit, failed_visit, visit
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies, Root
@@ -56,15 +56,11 @@ class Round:
     visits   of the due queries
     not_due  the reason by query
     absent   the problem by name of a root that cannot be visited, or is expected and has no checkpoint
-    notices  what was told
-    undelivered  errors of the channels
     """
 
     visits: tuple[Visit, ...]
     not_due: Mapping[str, str]
     absent: Mapping[str, Problem]
-    notices: tuple[Notice, ...]
-    undelivered: tuple[str, ...]
 
     @property
     def status(self) -> Status:
@@ -80,7 +76,7 @@ class Rounds:
     configured    reads the configuration; raises `BadConfiguration`
     run_of        the run of a visit, with the share of the machine that it may use: (root, workers)
     command       options that a pasted command needs before its verb, such as `--config`
-    tell          sends a notice to people, and returns the errors of its channels
+    tell          sends a notice to people, and returns whether it was sent; if not, the next look sends it again
     visited       called after each visit, from one thread at a time
     sweep_seconds a query is visited at least this often
     """
@@ -94,7 +90,7 @@ class Rounds:
         *,
         clock: Clock,
         command: tuple[str, ...] = (),
-        tell: Callable[[Notice, Configuration], list[str]] = lambda notice, configuration: [],
+        tell: Callable[[Notice, Configuration], bool] = lambda notice, configuration: True,
         visited: Callable[[Visit], None] = lambda visit: None,
         sweep_seconds: float = SWEEP_SECONDS,
         workers: int = WORKERS,
@@ -104,12 +100,9 @@ class Rounds:
         self._sweep_seconds, self._workers = sweep_seconds, workers
         self._newest = Configuration()
         self._reads = Reads(clock)
-        self._notices: list[Notice] = []
-        self._undelivered: list[str] = []
 
     def round(self, *, everything: bool = False) -> Round:
         """Make a round. `everything`: visit also the queries that are not due. Raises `LocalStateError`."""
-        self._notices, self._undelivered = [], []
         self._read_configuration()
         asked = {name: one.asked for name, one in self._memory.queries.items()}
         committed = {name: one.version - 1 for name, one in asked.items() if one.version > 0}
@@ -139,8 +132,6 @@ class Rounds:
             visits=tuple(visits),
             not_due={name: one for name, one in decided.items() if isinstance(one, str)},
             absent=absent,
-            notices=tuple(self._notices),
-            undelivered=tuple(self._undelivered),
         )
 
     # -- what is due ----------------------------------------------------------------------------------------------------
@@ -172,7 +163,8 @@ class Rounds:
                 yield name, Problem(Status.WARN, with_next(text, next_command))
 
     def _forget(self, found: Fleet, absent: Mapping[str, Problem]) -> None:
-        """Forget queries that the configuration no longer has. People who were told of them are told that, too."""
+        """Forget queries that the configuration no longer has. A notice closes each problem of what is gone, or of a parent
+        that can be listed again."""
         for name in sorted({*self._memory.queries, *self._memory.told} - {self._name, *found.queries, *absent}):
             if found.is_unseen(name) or name in self._newest.roots:
                 continue
@@ -180,7 +172,10 @@ class Rounds:
             gone = self._clock.now_seconds() - (remembered.visited_seconds if remembered else 0.0)
             if gone >= forget_seconds(self._newest, name):
                 self._memory.queries.pop(name, None)
-                self._look(name, Status.OK, "it is no longer part of the fleet")
+                is_parent = name in self._newest.parents
+                self._look(
+                    name, Status.OK, "it can be listed again" if is_parent else "it is no longer part of the fleet"
+                )
 
     def _decide(self, query: Query, *, everything: bool) -> Due | str:
         """Return why a query is due, or why not."""
@@ -209,8 +204,7 @@ class Rounds:
             run = self._run_of(one.query.root, workers)
             run = replace(run, named=lambda text: self._pasteable(text, name))
             return visit(name, run, reads=self._reads)
-        except Exception as error:  # noqa: BLE001 - as the comment says
-            # A defect must not keep the other queries from being maintained.
+        except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
             what = error if isinstance(error, StatekeeperError) else _defect(error)
             return failed_visit(name, what, seconds=self._clock.monotonic_seconds() - started)
@@ -244,26 +238,34 @@ class Rounds:
     def _look(
         self, subject: str, status: Status, text: str, *, root: Root | None = None, is_certain: bool = True
     ) -> None:
-        """Tell people what a look at a subject changes for them."""
+        """Send the notice of a look at a subject, if the look changes what people know.
+
+        The memory is saved before, so that a process that is killed after it has sent a notice does not send it again.
+        """
+        before = self._memory.told.get(subject)
         told, notice = next_notice(
             subject,
-            self._memory.told.get(subject),
+            before,
             status,
             text,
             now_seconds=self._clock.now_seconds(),
             is_certain=is_certain,
         )
+        self._know(subject, told)
+        if notice is None:
+            return
+        policies = root.policies if root is not None else self._policies_of(subject)
+        notice = replace(notice, team=policies.team, owner=policies.owner)
+        if not self._tell(notice, self._newest):
+            self._know(subject, before)
+
+    def _know(self, subject: str, told: Told | None) -> None:
+        """Save what people know of a subject."""
         if told is None:
             self._memory.told.pop(subject, None)
         else:
             self._memory.told[subject] = told
         self._memory.save()
-        if notice is None:
-            return
-        policies = root.policies if root is not None else self._policies_of(subject)
-        notice = replace(notice, team=policies.team, owner=policies.owner)
-        self._notices.append(notice)
-        self._undelivered += self._tell(notice, self._newest)
 
     def _policies_of(self, subject: str) -> Policies:
         """Return the policies of a root, of a parent or of a folder of a parent; the defaults for the fleet."""

@@ -90,7 +90,7 @@ def test_each_channel_gets_its_own_format(
     monkeypatch.setenv("SLACK", f"{url}/slack")
     monkeypatch.setenv("KEY", "a routing key")
     channels = Channels(slack="env:SLACK", webhook=f"{url}/hook", pagerduty="env:KEY", pagerduty_url=f"{url}/events")
-    assert deliver(notice(text="x" * 2000), channels, fleet="prod") == []
+    assert deliver(notice(text="x" * 2000), channels, fleet="prod") == ([], True)
     by_path = dict(received)
     jsonschema.validate(by_path["/slack"], SLACK_MESSAGE)
     jsonschema.validate(by_path["/events"], PAGERDUTY_EVENT)
@@ -103,7 +103,7 @@ def test_the_end_of_a_problem_resolves_its_incident(server: tuple[str, list[tupl
     url, received = server
     channels = Channels(pagerduty="key", pagerduty_url=f"{url}/events")
     for one in (notice(Status.WARN), notice(before=Status.WARN), notice(Status.OK, before=Status.ERROR)):
-        assert deliver(one, channels, fleet="prod") == []
+        assert deliver(one, channels, fleet="prod") == ([], True)
     events = [body for _, body in received]
     for event in events:
         jsonschema.validate(event, PAGERDUTY_EVENT)
@@ -117,13 +117,13 @@ def test_a_broken_channel_does_not_silence_the_others_and_its_url_stays_secret(
 ) -> None:
     url, received = server
     channels = Channels(slack=f"{url}/broken", webhook=f"{url}/hook")
-    assert deliver(notice(), channels, fleet="prod") == [
-        "the webhook could not be called: HTTP Error 500: Internal Server Error"
-    ]
+    problem = "the webhook could not be called: HTTP Error 500: Internal Server Error"
+    assert deliver(notice(), channels, fleet="prod") == ([problem], True)
     assert [path for path, _ in received] == ["/broken", "/hook"]
     for given in ("env:NOT_SET", "ftp://host/secret", "http://host:x/secret"):
-        (problem,) = deliver(notice(), Channels(slack=given), fleet="prod")
+        (problem,), is_sent = deliver(notice(), Channels(slack=given), fleet="prod")
         assert "secret" not in problem
+        assert not is_sent
 
 
 def test_a_name_in_a_checkpoint_mentions_nobody(server: tuple[str, list[tuple[str, Any]]]) -> None:

@@ -36,6 +36,8 @@ class Fleet:
     checkpoints: dict[str, Checkpoint]
     told: list[Notice] = field(default_factory=list)
     tell: Callable[[Notice], None] = lambda notice: None
+    is_reachable: bool = True
+    lost_from: Path = Path()
 
     @property
     def file(self) -> Path:
@@ -52,10 +54,10 @@ class Fleet:
     def round(self, *, everything: bool = False) -> Round:
         """A round of a new process."""
 
-        def tell(notice: Notice, _: Configuration) -> list[str]:
+        def tell(notice: Notice, _: Configuration) -> bool:
             self.tell(notice)
             self.told.append(notice)
-            return []
+            return self.is_reachable
 
         with Memory.opened(self.state) as memory:
             return Rounds(
@@ -86,8 +88,8 @@ class Fleet:
     def lost(self, name: str) -> Path:
         """Move a changelog that retained versions need."""
         of_store = self.folder.glob(f"{name}/state/0/1/*.changelog")
-        path = max(of_store, key=lambda one: int(re.split("[_.]", one.name)[0]))
-        return path.rename(self.folder / "lost")
+        self.lost_from = max(of_store, key=lambda one: int(re.split("[_.]", one.name)[0]))
+        return self.lost_from.rename(self.folder / "lost")
 
 
 @pytest.fixture
@@ -178,6 +180,38 @@ def test_a_process_that_is_killed_while_it_tells_does_not_tell_again(fleet: Flee
     assert fleet.news() == ["team-orders: orders OK -> ERROR"]
 
 
+def test_a_notice_that_no_channel_accepts_is_sent_again_at_the_next_look(fleet: Fleet) -> None:
+    fleet.is_reachable = False
+    lost, missing = fleet.lost("orders"), "team-orders: orders OK -> ERROR"
+    fleet.round()
+    fleet.clock.sleep(60)
+    fleet.round()
+    assert fleet.news() == [missing, missing]
+    fleet.is_reachable = True
+    fleet.clock.sleep(240)
+    fleet.round()
+    assert fleet.news() == [missing]
+    fleet.is_reachable = False
+    lost.rename(fleet.lost_from)
+    for _ in range(2):
+        fleet.clock.sleep(SWEEP_SECONDS)
+        fleet.round()
+    assert fleet.news() == ["team-orders: orders ERROR -> OK"] * 2
+
+
+def test_a_parent_that_can_be_listed_again_is_not_said_to_be_gone(fleet: Fleet) -> None:
+    folder = fleet.folder / "jobs"
+    fleet.write('[parents.jobs]\nurl = "jobs"\n')
+    folder.symlink_to(folder)
+    for _ in range(2):
+        fleet.round()
+    assert fleet.news() == [": jobs OK -> ERROR"]
+    folder.unlink()
+    folder.mkdir()
+    fleet.round()
+    assert [one.text for one in fleet.told] == ["it can be listed again"]
+
+
 def test_a_defect_in_one_visit_does_not_stop_the_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.visit
 
@@ -203,7 +237,7 @@ def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fl
             ),
             memory,
             clock=fleet.clock,
-            tell=lambda notice, _: told.append(notice) or [],
+            tell=lambda notice, _: told.append(notice) is None,
         )
         rounds.round()
         fleet.write("[roots.orders")
