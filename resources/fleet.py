@@ -42,7 +42,8 @@ a fleet have it, so their runs have it before they start."""
 
 
 class Fleet(dg.ConfigurableResource):
-    """Reads the configuration at each call, so a changed policy applies from the next run.
+    """Reads the configuration at each call, so a changed policy applies from the next run. A broken file of several stops
+    only its own queries.
 
     The caller opens storages and does not keep them. Storages on S3 share a client while the process lives.
     """
@@ -51,7 +52,7 @@ class Fleet(dg.ConfigurableResource):
     """The name of the fleet. Two fleets of one Dagster instance have different names. Default: `config_file`."""
 
     config_file: str
-    """Path of `statekeeper.toml`."""
+    """Path of `statekeeper.toml`, of a folder with one file for each team, or of a pattern such as `teams/*.toml`."""
     scratch: str
     """Folder on a local disk for temporary files."""
     worker: dg.ResourceDependency[Worker]
@@ -82,13 +83,12 @@ class Fleet(dg.ConfigurableResource):
 
     def open(self, query: str) -> OpenedQuery:
         """Open a checkpoint by its name. Raises `BadConfiguration`, or `StorageError` for an unknown name."""
-        configuration = self.configuration()
-        root = configuration.find(query)
+        root = self.configuration().find(query)
         return OpenedQuery(
             name=query,
             storage=open_storage(root.spec),
             policies=root.policies,
-            prices=configuration.prices,
+            prices=root.prices,
             config_file=self.config_file,
             mirror=root.mirror,
         )

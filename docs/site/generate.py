@@ -18,6 +18,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from statekeeper.statestore.base import errors
+from statekeeper.statestore.base.durations import duration_text
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli import main as command
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
@@ -57,6 +58,14 @@ _ROOT_KEYS = {
         "team that gets the messages about problems; see [Messages](../how-to/maintain-without-dagster.md#messages)",
     ),
     "owner": ("text", '`""`', "person or address that each message about a problem names"),
+    "labels": ("table of texts", "`{}`", "labels for your own use, which the channel `webhook` gets with each message"),
+    "schedule.window": (
+        "part of a day",
+        "none",
+        'part of each day in UTC in which maintenance may start, for example `"22:00-06:00"`; see '
+        "[Times of maintenance](../how-to/configuration-for-teams.md#schedule)",
+    ),
+    "schedule.min_interval": ("duration", "none", "shortest time between two starts of maintenance"),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a state root, `"observe"` for a native checkpoint',
@@ -73,7 +82,6 @@ _MEANINGS = {
     "retention.quarantine": "retention time of files that a repair, a rewind or a switchover has quarantined",
     "retention.most_files": "maximum number of files that a run deletes; the next runs delete the rest",
 }
-_DAY_SECONDS = 86_400.0
 _INTEROP = Path("reference", "interop-results.json")
 
 
@@ -198,15 +206,7 @@ def _default(one: Field[Any]) -> str:
         raise PluginError(f"{one.name} has no default")
     if one.default is None:
         return "none"
-    return f'"{duration(one.default)}"' if one.name.endswith("_seconds") else str(one.default)
-
-
-def duration(seconds: float) -> str:
-    """Format seconds as `statekeeper.toml` has them: 3600.0 is 1h."""
-    for size, unit in ((_DAY_SECONDS, "d"), (3600.0, "h"), (60.0, "m")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
+    return f'"{duration_text(one.default)}"' if one.name.endswith("_seconds") else str(one.default)
 
 
 def _interop(docs: Path, kind: str) -> list[dict[str, Any]]:

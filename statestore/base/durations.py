@@ -17,6 +17,15 @@ def parse_duration(text: str) -> float:
     return float(match["count"]) * _UNITS[match["unit"]]
 
 
+def duration_text(seconds: float) -> str:
+    """Return seconds as `statekeeper.toml` has them: 3600.0 is `1h`."""
+    for unit in ("d", "h", "m"):
+        size = _UNITS[unit]
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def utc(seconds: float, *, between: str = "T") -> str:
     """Return a time in seconds since the epoch as text in UTC. A file can have a time that no date can show."""
     try:

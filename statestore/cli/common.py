@@ -220,6 +220,13 @@ def with_options(ctx: click.Context, spec: StorageSpec) -> StorageSpec:
     return replace(spec, options=(*options.items(), ("endpoint_url", endpoint)))
 
 
+def with_options_of_command(ctx: click.Context, given: Configuration) -> Configuration:
+    """The configuration with the options of this command that belong to the URLs of its roots."""
+    roots = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.roots.items()}
+    parents = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.parents.items()}
+    return replace(given, roots=roots, parents=parents)
+
+
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
         return Opened(open_storage(spec), root.policies, root.mirror)

@@ -31,17 +31,26 @@ SHORT_HELP = {
     "claim": "Make another query the owner of a state root.",
     "unpack": "Write changelogs of batch logs as files that Spark reads.",
     "lease": "Show which process maintains a checkpoint.",
+    "config": "Show the policies of each root and where they come from.",
 }
 """The verbs, with their line in the help of the command. Verb `x` is the click command `x` of the module `cli.x`."""
+
+
+def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    # A pattern is examined when it is read: the startup must be quick.
+    if path is not None and not path.exists() and not {"*", "?", "["} & set(str(path)):
+        raise click.BadParameter(f"File {str(path)!r} does not exist.")
+    return path
 
 
 @click.group(cls=Verbs, commands=LazyVerbs(SHORT_HELP), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="statekeeper", prog_name="statekeeper")
 @click.option(
     "--config",
-    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=_existing,
     envvar="STATEKEEPER_CONFIG",
-    help="Configuration file with roots and policies. "
+    help="Configuration file with roots and policies; a folder with files *.toml; or a pattern such as 'teams/*.toml'. "
     f"Default: {CONFIGURATION_FILE} in the working directory, if it exists.",
 )
 def main(config: Path | None) -> None:

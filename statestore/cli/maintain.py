@@ -34,7 +34,7 @@ from statekeeper.statestore.cli.common import (
     scratch_option,
     storage_options,
     this_process,
-    with_options,
+    with_options_of_command,
     workers_option,
 )
 from statekeeper.statestore.maintenance.rounds import metrics
@@ -43,7 +43,7 @@ from statekeeper.statestore.maintenance.rounds.memory import Memory
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
 from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
-from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root, fleet_name
 from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.storage import open_storage
 
@@ -150,14 +150,14 @@ def maintain(
         raise click.UsageError("--listen needs --watch")
     ctx = click.get_current_context()
     keeps = watch is not None or once
-    name = fleet or _configuration_file(ctx).stem
+    name = fleet or fleet_name(_configuration_file(ctx))
     process = this_process()
 
     def configured() -> Configuration:
         found = configuration_of(ctx)
         chosen = [found.find(root) for root in roots]
-        given = found if all_roots else replace(found, roots={one.name: one for one in chosen}, parents={})
-        return _with_options(ctx, given)
+        given = found if all_roots else replace(found, roots={one.name: one for one in chosen}, parents={}, broken={})
+        return with_options_of_command(ctx, given)
 
     def run_of(root: Root, share: int) -> Run:
         policies = replace(root.policies, mode=Mode.OBSERVE) if dry_run else root.policies
@@ -310,7 +310,7 @@ def _configuration_file(ctx: click.Context) -> Path:
 def _state_file(ctx: click.Context) -> Path:
     file = _configuration_file(ctx)
     of_path = sha256(str(file).encode()).hexdigest()[:8]
-    return user_state_path("statekeeper") / f"{file.stem}-{of_path}.json"
+    return user_state_path("statekeeper") / f"{fleet_name(file)}-{of_path}.json"
 
 
 def _before_the_verb(ctx: click.Context) -> tuple[str, ...]:
@@ -318,9 +318,3 @@ def _before_the_verb(ctx: click.Context) -> tuple[str, ...]:
     is_given = ctx.find_root().params.get("config") is not None
     file = _configuration_file(ctx)
     return ("--config", str(file)) if is_given or file.exists() else ()
-
-
-def _with_options(ctx: click.Context, given: Configuration) -> Configuration:
-    roots = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.roots.items()}
-    parents = {name: replace(one, spec=with_options(ctx, one.spec)) for name, one in given.parents.items()}
-    return replace(given, roots=roots, parents=parents)

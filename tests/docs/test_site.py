@@ -193,6 +193,7 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
         "duration": '"1h"',
         "whole number": "7",
         "text": '"state"',
+        "part of a day": '"22:00-06:00"',
         "table of texts": "{}",
         "table of whole numbers": "{ record_mib = 8, object_mib = 64 }",
     }
@@ -201,14 +202,15 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
         for key, kind, _, _ in generate.configuration_keys()
     ]
     file.write_text("\n".join(["[roots.flights]", *lines]))
-    policies = config.load(file).roots["flights"].policies
+    policies = config.load(file).require_valid().roots["flights"].policies
     assert policies.mode is config.Mode.OBSERVE
+    assert policies.schedule == config.Schedule((22 * 60, 6 * 60), 3600.0)
     assert set(vars(policies.snapshot).values()) | set(vars(policies.retention).values()) == {7, 3600.0}
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(20.0, "20s"), (600.0, "10m"), (5400.0, "90m"), (2_592_000.0, "30d")])
 def test_a_default_is_shown_as_in_the_file(generate: ModuleType, seconds: float, text: str) -> None:
-    assert generate.duration(seconds) == text
+    assert generate.duration_text(seconds) == text
     assert parse_duration(text) == seconds
 
 

@@ -62,6 +62,7 @@ def webhook(notice: Notice, fleet: str) -> dict[str, Any]:
         "subject": notice.subject,
         "team": notice.team,
         "owner": notice.owner,
+        "labels": dict(notice.labels),
         "before": notice.before.name,
         "status": notice.now.name,
         "is_reminder": notice.is_reminder,

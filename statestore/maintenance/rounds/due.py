@@ -2,9 +2,9 @@
 
     head in the commit log, previous request, status of the newest run  ->  Ask | Wait, with the reason
 
-A query is due in four cases: it has at least `snapshot.changelogs` new versions, the replay of its new versions exceeds
-`snapshot.restore_target`, no run was requested yet, or the newest run failed and its pause is over. While a run is queued
-or running, the query waits.
+A query is due in five cases: it has at least `snapshot.changelogs` new versions, the replay of its new versions exceeds
+`snapshot.restore_target`, no run was requested yet, the newest run failed and its pause is over, or its newest run is too
+old. While a run is queued or running, the query waits. Outside of the times of its `schedule`, it waits in all cases.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from enum import Enum
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import About, Record
+from statekeeper.statestore.maintenance.verbs.config import Schedule, window_text
 
 FORMAT = 1
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0
 _LEAST_SHARE = 10
+_MINUTES_OF_A_DAY = 24 * 60
 
 
 class Last(Enum):
@@ -45,6 +47,10 @@ class Asked:
     attempts: int
     at_seconds: float
     versions: int | None = None
+
+
+_NEVER = Asked(0, 0, 0.0)
+"""In the place of the newest request of a query without one."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +135,33 @@ def versions_in(target_seconds: float, figures: Mapping[str, object], *, long_ta
     return max(1, long_tail // _LEAST_SHARE, int((target_seconds - after) / (seconds / changelogs * stores)))
 
 
-def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now_seconds: float) -> Ask | Wait:
-    """Decide whether a query whose head is `version` is due. Pure."""
+_ALWAYS = Schedule()
+
+
+def decide(
+    version: int,
+    asked: Asked | None,
+    last: Last,
+    *,
+    long_tail: int,
+    now_seconds: float,
+    schedule: Schedule = _ALWAYS,
+    sweep: tuple[float, float] | None = None,
+) -> Ask | Wait:
+    """Decide whether a query whose head is `version` is due. Pure.
+
+    `schedule`: when a run may start. `sweep`: the time since the newest run, and after which the next one follows, also
+    without new versions, in seconds.
+    """
     if asked is None:
-        return Ask(Asked(version, 1, now_seconds), version, "first run of the query")
+        asked = _NEVER
     new = version - asked.version
     if last is Last.ACTIVE:
         return Wait(asked, new, last.value)
+    if closed := closed_because(schedule, asked.at_seconds, now_seconds):
+        return Wait(asked, new, closed)
+    if asked == _NEVER:
+        return Ask(Asked(version, 1, now_seconds), version, "first run of the query")
     if last is Last.FAILED or (last is Last.NONE and asked.attempts):
         # Also a nightly run that failed is retried before the next night.
         attempts = max(asked.attempts, 1)
@@ -153,8 +179,28 @@ def decide(version: int, asked: Asked | None, last: Last, *, long_tail: int, now
         return Ask(
             Asked(version, 1, now_seconds), new, f"{new:,} new versions; their replay exceeds the restore target"
         )
+    if sweep is not None and not 0 <= sweep[0] < sweep[1]:
+        return Ask(Asked(version, 1, now_seconds), new, f"the newest run was {sweep[0]:,.0f} s ago")
     limit = min(long_tail, asked.versions or long_tail)
     return Wait(replace(asked, attempts=0), new, f"{new:,} new versions of {limit:,}")
+
+
+def closed_because(schedule: Schedule, newest_seconds: float, now_seconds: float) -> str | None:
+    """Return why no run may start at a time; None if one may. `newest_seconds`: start of the newest run; 0 without one.
+    Pure."""
+    if schedule.window is not None:
+        start, end = schedule.window
+        minute = now_seconds / 60 % _MINUTES_OF_A_DAY
+        # The end may be on the next day.
+        length = (end - start) % _MINUTES_OF_A_DAY or _MINUTES_OF_A_DAY
+        if (minute - start) % _MINUTES_OF_A_DAY >= length:
+            left = (start - minute) % _MINUTES_OF_A_DAY
+            return f"outside of schedule.window {window_text(schedule.window)} UTC, which opens in {left:,.0f} minutes"
+    left = newest_seconds + schedule.min_interval_seconds - now_seconds
+    # If the clock was set back, `left` exceeds the interval: do not wait.
+    if 0 < left <= schedule.min_interval_seconds:
+        return f"schedule.min_interval allows the next run in {left:,.0f} s"
+    return None
 
 
 def pause_seconds(attempts: int) -> float:

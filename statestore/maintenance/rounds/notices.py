@@ -9,7 +9,8 @@ gets no notice of its own; the reminder shows the newest problem.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from statekeeper.statestore.maintenance.rounds.visit import Status
 
@@ -44,6 +45,7 @@ class Notice:
     since_seconds: float
     team: str = ""
     owner: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_reminder(self) -> bool:

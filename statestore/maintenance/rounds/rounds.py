@@ -3,7 +3,8 @@
     configuration + commit logs + memory -> the due queries, the longest tail first -> visits -> notices, memory
 
 A broken query or root does not keep the others from being visited. While the configuration is invalid, the rounds use the
-newest valid one, and a notice names the error.
+newest valid one, and a notice names the error. If a part of it is invalid, this holds for the part: a file of several, a
+root or a parent.
 
 *Race*: the process is killed in a visit. The next round visits the query again: a visit is recorded when it ends, and the
 lease of the dead process expires after ten minutes.
@@ -12,6 +13,7 @@ lease of the dead process expires after ten minutes.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
 from statekeeper.statestore.maintenance.rounds.notices import Notice, Told, next_notice
 from statekeeper.statestore.maintenance.rounds.visit import Problem, Status, Visit, failed_visit, visit
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
-from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies, Root
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Root, is_part
 from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.maintenance.verbs.fleet import Fleet, Query, forget_seconds
 from statekeeper.statestore.storage import Reads
@@ -110,7 +112,7 @@ class Rounds:
         absent = dict(self._absent(found))
         for name, problem in absent.items():
             # A storage may answer again at the next look; a checkpoint that is gone, stays gone.
-            self._look(name, problem.status, problem.text, is_certain=name not in found.problems)
+            self._look(name, problem.status, problem.text, is_certain=is_part(name) or name not in found.problems)
         self._forget(found, absent)
         decided = {name: self._decide(query, everything=everything) for name, query in found.queries.items()}
         # A query with new batches comes before one that is visited because of its age.
@@ -138,21 +140,22 @@ class Rounds:
 
     def _read_configuration(self) -> None:
         try:
-            self._newest = self._configured()
+            self._newest = self._configured().keeping(self._newest)
         except BadConfiguration as error:
             self._look(self._name, Status.ERROR, str(error))
         else:
             self._look(self._name, *self._of_configuration())
 
     def _of_configuration(self) -> tuple[Status, str]:
-        if self._newest.roots or self._newest.parents:
+        if self._newest.roots or self._newest.parents or self._newest.broken:
             return Status.OK, "the configuration is valid"
         return Status.ERROR, "the configuration names no root, so nothing is maintained -> add a table [roots.NAME]"
 
     def _absent(self, found: Fleet) -> Iterator[tuple[str, Problem]]:
         """Yield the problems of what cannot be visited. A query that is expected and has no checkpoint is one."""
         for name, problem in found.problems.items():
-            yield name, Problem(Status.ERROR, problem)
+            check = shlex.join(["statekeeper", *self._command, "config", "check"])
+            yield name, Problem(Status.ERROR, with_next(problem, check) if is_part(name) else problem)
         for name in found.waiting:
             next_command = self._pasteable("statekeeper inspect ROOT", name)
             if name in self._memory.queries:
@@ -166,16 +169,18 @@ class Rounds:
         """Forget queries that the configuration no longer has. A notice closes each problem of what is gone, or of a parent
         that can be listed again."""
         for name in sorted({*self._memory.queries, *self._memory.told} - {self._name, *found.queries, *absent}):
-            if found.is_unseen(name) or name in self._newest.roots:
+            if not is_part(name) and (found.is_unseen(name) or name in self._newest.roots):
                 continue
             remembered = self._memory.queries.get(name)
             gone = self._clock.now_seconds() - (remembered.visited_seconds if remembered else 0.0)
             if gone >= forget_seconds(self._newest, name):
                 self._memory.queries.pop(name, None)
-                is_parent = name in self._newest.parents
-                self._look(
-                    name, Status.OK, "it can be listed again" if is_parent else "it is no longer part of the fleet"
-                )
+                text = "it is no longer part of the fleet"
+                if is_part(name):
+                    text = "it is valid again, or no longer part of the configuration"
+                elif name in self._newest.parents:
+                    text = "it can be listed again"
+                self._look(name, Status.OK, text)
 
     def _decide(self, query: Query, *, everything: bool) -> Due | str:
         """Return why a query is due, or why not."""
@@ -184,15 +189,19 @@ class Rounds:
         if remembered is not None:
             last = Last.FAILED if remembered.has_failed else Last.SUCCEEDED
         long_tail = query.root.policies.snapshot.changelogs
-        asked = None if remembered is None else remembered.asked
-        decided = due.decide(query.version, asked, last, long_tail=long_tail, now_seconds=now)
+        decided = due.decide(
+            query.version,
+            None if remembered is None else remembered.asked,
+            last,
+            long_tail=long_tail,
+            now_seconds=now,
+            schedule=query.root.policies.schedule,
+            sweep=None if remembered is None else (now - remembered.visited_seconds, self._sweep_seconds),
+        )
         if isinstance(decided, Ask):
             return Due(query, decided.asked, decided.new, decided.reason)
-        age = now - remembered.visited_seconds if remembered else 0.0
-        is_old = last is Last.SUCCEEDED and not 0 <= age < self._sweep_seconds
-        if everything or is_old:
-            reason = "asked for" if everything else f"the newest visit was {age:,.0f} s ago"
-            return Due(query, Asked(query.version, decided.asked.attempts + 1, now), decided.new, reason)
+        if everything:
+            return Due(query, Asked(query.version, decided.asked.attempts + 1, now), decided.new, "asked for")
         return decided.reason
 
     # -- visits ---------------------------------------------------------------------------------------------------------
@@ -254,8 +263,8 @@ class Rounds:
         self._know(subject, told)
         if notice is None:
             return
-        policies = root.policies if root is not None else self._policies_of(subject)
-        notice = replace(notice, team=policies.team, owner=policies.owner)
+        policies = root.policies if root is not None else self._newest.policies_of(subject)
+        notice = replace(notice, team=policies.team, owner=policies.owner, labels=dict(policies.labels))
         if not self._tell(notice, self._newest):
             self._know(subject, before)
 
@@ -266,11 +275,6 @@ class Rounds:
         else:
             self._memory.told[subject] = told
         self._memory.save()
-
-    def _policies_of(self, subject: str) -> Policies:
-        """Return the policies of a root, of a parent or of a folder of a parent; the defaults for the fleet."""
-        of_subject = self._newest.roots.get(subject) or self._newest.parents.get(subject.partition(".")[0])
-        return of_subject.policies if of_subject is not None else self._newest.defaults
 
     def _pasteable(self, text: str, name: str) -> str:
         return with_name(text, name, before=self._command)

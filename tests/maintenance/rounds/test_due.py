@@ -12,13 +12,16 @@ from statekeeper.statestore.maintenance.rounds.due import (
     Cursor,
     Last,
     Wait,
+    closed_because,
     decide,
     parse,
     pause_seconds,
     versions_in,
 )
+from statekeeper.statestore.maintenance.verbs.config import Schedule
 
 NOW = 1_000_000.0
+"""13:46:40Z"""
 
 
 def decided(version: int, asked: Asked | None, last: Last = Last.SUCCEEDED, now: float = NOW) -> Ask | Wait:
@@ -29,6 +32,63 @@ def test_a_new_query_is_due_and_its_run_key_is_its_version() -> None:
     ask = decided(3, None, Last.NONE)
     assert isinstance(ask, Ask)
     assert ask.run_key("flights") == "maintain:flights@3#1"
+
+
+@pytest.mark.parametrize(
+    ("window", "is_open"),
+    [
+        (None, True),
+        ((0, 24 * 60), True),
+        ((13 * 60, 14 * 60), True),
+        ((13 * 60 + 47, 14 * 60), False),
+        ((13 * 60, 13 * 60 + 46), False),
+        ((22 * 60, 6 * 60), False),
+        ((22 * 60, 14 * 60), True),
+        ((13 * 60 + 46, 13 * 60 + 45), True),
+    ],
+)
+def test_maintenance_starts_only_in_the_window_of_the_schedule(window: tuple[int, int] | None, is_open: bool) -> None:
+    assert (closed_because(Schedule(window), 0.0, NOW) is None) is is_open
+
+
+@pytest.mark.parametrize(
+    ("asked", "last", "version"),
+    [
+        (None, Last.NONE, 3),
+        (Asked(20, 0, NOW - 100), Last.SUCCEEDED, 90),
+        (Asked(20, 1, NOW - 5_000), Last.FAILED, 20),
+        (Asked(20, 0, NOW - 100), Last.SUCCEEDED, 10),
+    ],
+)
+def test_a_schedule_delays_each_kind_of_run_and_the_run_follows_when_it_opens(
+    asked: Asked | None, last: Last, version: int
+) -> None:
+    schedule = Schedule((14 * 60, 15 * 60))
+    wait = decide(version, asked, last, long_tail=10, now_seconds=NOW, schedule=schedule, sweep=(1e6, 1.0))
+    assert isinstance(wait, Wait)
+    assert wait.reason == "outside of schedule.window 14:00-15:00 UTC, which opens in 13 minutes"
+    remembered = parse(Cursor({"flights": wait.asked}).encoded())
+    assert remembered is not None
+    later = decide(version, remembered.asked["flights"], last, long_tail=10, now_seconds=NOW + 900, schedule=schedule)
+    assert isinstance(later, Ask)
+
+
+def test_runs_have_the_least_interval_of_the_schedule() -> None:
+    schedule = Schedule(min_interval_seconds=900.0)
+    for at, last in ((NOW - 899, Last.SUCCEEDED), (NOW - 899, Last.FAILED)):
+        wait = decide(90, Asked(20, 1, at), last, long_tail=10, now_seconds=NOW, schedule=schedule)
+        assert isinstance(wait, Wait)
+        assert wait.reason == "schedule.min_interval allows the next run in 1 s"
+    for at in (NOW - 900, NOW + 5_000):
+        due = decide(90, Asked(20, 0, at), Last.SUCCEEDED, long_tail=10, now_seconds=NOW, schedule=schedule)
+        assert isinstance(due, Ask), "also if the clock was set back"
+
+
+def test_a_run_that_is_too_old_is_followed_by_another_one() -> None:
+    asked = Asked(20, 0, NOW - 3_600)
+    for age, is_due in ((3_599.0, False), (3_600.0, True), (-1.0, True)):
+        one = decide(20, asked, Last.SUCCEEDED, long_tail=10, now_seconds=NOW, sweep=(age, 3_600.0))
+        assert isinstance(one, Ask) is is_due
 
 
 def test_it_is_due_again_after_the_number_of_versions_that_makes_a_long_tail() -> None:

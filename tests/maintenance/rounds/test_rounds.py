@@ -248,6 +248,58 @@ def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fl
     assert str(fleet.file) in told[0].text
 
 
+def test_a_broken_file_or_root_is_told_to_its_owner_and_stops_no_other_query(fleet: Fleet) -> None:
+    teams = fleet.folder / "teams"
+    teams.mkdir()
+    for name in NAMES:
+        text = f'[defaults]\nteam = "{name}"\n[roots.{name}]\nurl = "../{name}"\n'
+        (teams / f"{name}.toml").write_text(text)
+    with Memory.opened(None) as memory:
+        told: list[Notice] = []
+        rounds = Rounds(
+            "fleet",
+            lambda: config.load(teams),
+            lambda root, workers: Run(
+                storage=open_storage(root.spec), by=maintainer(fleet.clock), scratch=fleet.folder, workers=workers
+            ),
+            memory,
+            clock=fleet.clock,
+            command=("--config", "teams"),
+            tell=lambda notice, _: told.append(notice) is None,
+        )
+        rounds.round()
+        orders, views = teams / "orders.toml", teams / "views.toml"
+        valid = orders.read_text()
+        orders.write_text(valid + "[")
+        views.write_text(views.read_text() + "[roots.typo]\nurl = 'typo'\nretension = 1\n")
+        made = rounds.round(everything=True)
+        assert len(made.visits) == 3, "the newest valid file stays in use"
+        broken = [f"file {orders}", f"roots.typo in {views}"]
+        assert sorted(made.absent) == broken
+        assert all(one.text.endswith("Next: statekeeper --config teams config check") for one in made.absent.values())
+        assert sorted((one.subject, one.team, one.now) for one in told) == [
+            (broken[0], "orders", Status.ERROR),
+            (broken[1], "views", Status.ERROR),
+        ]
+        told.clear()
+        orders.write_text(valid)
+        assert sorted(rounds.round().absent) == broken[1:]
+        assert [(one.subject, one.now) for one in told] == [(broken[0], Status.OK)]
+        assert set(memory.queries) == set(NAMES)
+
+
+def test_outside_of_its_window_a_query_is_not_due(fleet: Fleet) -> None:
+    minutes = int(fleet.clock.now_seconds() / 60 % 1440)
+    start, end = ((minutes + later) % 1440 for later in (60, 120))
+    window = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
+    fleet.write(f'[policies."o*"]\nschedule = {{ window = "{window}" }}\n')
+    first = fleet.round()
+    assert sorted(one.name for one in first.visits) == ["clicks", "views"]
+    assert first.not_due["orders"].startswith(f"outside of schedule.window {window} UTC")
+    fleet.clock.sleep(SWEEP_SECONDS + 60)
+    assert sorted(fleet.visited()) == sorted(NAMES)
+
+
 def test_a_configuration_without_roots_is_a_problem(fleet: Fleet) -> None:
     fleet.write(names=())
     fleet.round()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from statekeeper.statestore.maintenance.verbs.config import Configuration, Parent, Policies, Root
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Parent, Policies, Root, load
 from statekeeper.statestore.maintenance.verbs.fleet import discover, forget_seconds
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
@@ -41,6 +41,61 @@ def test_the_folders_of_a_parent_in_a_bucket_are_found_by_either_spelling(s3_ser
         found = discover(Configuration(parents={"jobs": parent}))
         assert {name: query.version for name, query in found.queries.items()} == {"jobs.orders": 2}
         assert (found.waiting, found.problems) == ((), {})
+
+
+def test_a_pattern_finds_its_checkpoints_on_disk(tmp_path: Path) -> None:
+    for place in ("crm/v2-leads", "crm/v1-leads", "pay/v2-orders", "pay/v2-or.ders"):
+        checkpoint(str(tmp_path / f"teams/{place}/state"), tmp_path / f"host {place}", 1)
+    (tmp_path / "teams/pay/v2-new").mkdir()
+    file = tmp_path / "fleet.toml"
+    file.write_text("[parents.all]\nurl = 'teams/*/v2-*/state'\n")
+    found = discover(load(file))
+    assert list(found.queries) == ["all.crm.v2-leads", "all.pay.v2-orders"]
+    assert found.waiting == ("all.pay.v2-new",)
+    assert list(found.problems) == ["all.pay.v2-or.ders"]
+
+
+def test_a_pattern_finds_its_checkpoints_in_a_bucket(s3_server: S3Server, tmp_path: Path) -> None:
+    bucket, options = s3_server.make_bucket(), tuple(s3_server.options.items())
+    for place in ("payments/orders", "payments/refunds", "crm/leads"):
+        Checkpoint(open_storage(StorageSpec(f"s3://{bucket}/{place}/checkpoint", options)), tmp_path / place).grow(1)
+    stated = ", ".join(f'{key} = "{value}"' for key, value in options)
+    file = tmp_path / "fleet.toml"
+    for url, names in (
+        ("payments/*/checkpoint", ["p.orders", "p.refunds"]),
+        ("*/*/checkpoint", ["p.crm.leads", "p.payments.orders", "p.payments.refunds"]),
+        ("payments/*s/checkpoint", ["p.orders", "p.refunds"]),
+        ("payments/o*/checkpoint", ["p.orders"]),
+    ):
+        file.write_text(f'[parents.p]\nurl = "s3a://{bucket}/{url}"\nstorage = {{ {stated} }}\n')
+        found = discover(load(file))
+        assert (list(found.queries), found.waiting, found.problems) == (names, (), {})
+        assert all(load(file).find(query.root.spec.url) == query.root for query in found.queries.values())
+
+
+def test_a_root_replaces_the_folder_of_a_parent_and_two_parents_of_one_checkpoint_stop_it(tmp_path: Path) -> None:
+    for name in ("orders", "clicks", "views"):
+        checkpoint(str(tmp_path / f"jobs/{name}"), tmp_path / f"host {name}", 1)
+    file = tmp_path / "fleet.toml"
+    root = "[roots.orders]\nurl = 'jobs/orders'\n"
+    file.write_text(f"{root}[parents.all]\nurl = 'jobs/*'\n[parents.c]\nurl = 'jobs/c*'\n")
+    found = discover(load(file))
+    assert list(found.queries) == ["all.views", "orders"]
+    assert set(found.problems) == {"all.clicks", "c.clicks"}
+    assert "all.clicks is also c.clicks; neither is maintained" in found.problems["all.clicks"]
+
+
+def test_a_broken_part_of_the_configuration_is_a_problem_and_its_queries_count_as_present(tmp_path: Path) -> None:
+    checkpoint(str(tmp_path / "good"), tmp_path / "host", 1)
+    (tmp_path / "one.toml").write_text("[roots.good]\nurl = 'good'\n[roots.bad]\nurl = 1\n")
+    found = discover(load(tmp_path))
+    assert list(found.queries) == ["good"]
+    assert list(found.problems) == [f"roots.bad in {tmp_path / 'one.toml'}"]
+    assert [found.is_unseen(name) for name in ("bad", "other")] == [True, False]
+    (tmp_path / "other.toml").write_text("[")
+    found = discover(load(tmp_path))
+    assert len(found.problems) == 2
+    assert found.is_unseen("other"), "the broken file may name it"
 
 
 def test_an_unreadable_folder_does_not_hide_the_others_and_counts_as_present(tmp_path: Path) -> None:
