@@ -111,6 +111,21 @@ Translation: TypeAlias = Annotated[
 ]
 
 
+Automation: TypeAlias = Annotated[
+    bool | dg.AutomationCondition[Any],
+    dg.Resolver(
+        lambda context, given: context.resolve_value(given),
+        model_field_type=bool | str,
+        description=(
+            "`false`: without sensors and schedules, for a fleet that your own jobs maintain. A template with an "
+            "AutomationCondition: also of the assets of maintenance and of `fleet_health`, instead of the schedules for "
+            "them."
+        ),
+        examples=["{{ dg.AutomationCondition.on_cron('0 2 * * *') }}"],
+    ),
+]
+
+
 @dg.scaffold_with(FleetScaffolder)
 @dataclass(kw_only=True)
 class FleetComponent(dg.Component, dg.Resolvable):
@@ -129,7 +144,12 @@ class FleetComponent(dg.Component, dg.Resolvable):
     ]
     config: Annotated[
         str,
-        _described("Path of the file with the checkpoints, relative to the folder of defs.yaml.", CONFIGURATION_FILE),
+        _described(
+            "Path of the file with the checkpoints, of a folder with one file for each team, or of a pattern of files, "
+            "relative to the folder of defs.yaml.",
+            CONFIGURATION_FILE,
+            "teams/*.toml",
+        ),
     ] = CONFIGURATION_FILE
     key_prefix: Annotated[
         str | Sequence[str] | None, _described("Prefix of the asset keys; default: the name.", "streaming/payments")
@@ -155,6 +175,15 @@ class FleetComponent(dg.Component, dg.Resolvable):
             "PAYMENTS_WEBHOOK",
         ),
     ] = None
+    alerts: Annotated[
+        Mapping[str, str] | None,
+        _described(
+            "Further channels, with the keys of `[teams.NAME]` in statekeeper.toml: slack, webhook, pagerduty, "
+            "pagerduty_url. Write `env:NAME` for the environment variable with the value; the UI shows only its name.",
+            {"pagerduty": "env:PAYMENTS_PAGERDUTY"},
+        ),
+    ] = None
+    automation: Automation = True
     scratch: Annotated[
         str | None,
         _described(
@@ -168,9 +197,12 @@ class FleetComponent(dg.Component, dg.Resolvable):
     mirror_cron: Annotated[
         str, _described("When the queries with a mirror are mirrored, as a cron expression.", MIRROR_CRON)
     ] = MIRROR_CRON
-    with_rewrites: Annotated[
+    rewrites: Annotated[
         bool, _described("Whether the fleet has the assets and jobs that rewrite the state of a stopped query.")
     ] = True
+    with_rewrites: Annotated[
+        bool | None, _described("The former name of `rewrites`, which works for one more release.")
+    ] = None
     quiet_seconds: Annotated[float, _described("Seconds without a change after which a query counts as stopped.")] = (
         QUIET_SECONDS
     )
@@ -197,6 +229,9 @@ class FleetComponent(dg.Component, dg.Resolvable):
             scratch=None if self.scratch is None else context.path / self.scratch,
             health_cron=self.health_cron,
             mirror_cron=self.mirror_cron,
+            alerts=self.alerts,
+            automation=self.automation,
+            rewrites=self.rewrites,
             with_rewrites=self.with_rewrites,
             quiet_seconds=self.quiet_seconds,
         )

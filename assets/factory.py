@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -18,7 +21,7 @@ from statekeeper.assets.lineage import lineage
 from statekeeper.assets.mirror import mirror
 from statekeeper.assets.names import Names, OwnRuns, Translate
 from statekeeper.assets.retention import retention
-from statekeeper.assets.rewrites import rewrites
+from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, schedules
 from statekeeper.assets.sensors import sensors
@@ -29,6 +32,7 @@ from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
+from statekeeper.statestore.maintenance.verbs.config import Channels
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
@@ -64,10 +68,13 @@ def build_definitions(
     streaming_query: dg.AssetKey | str | Sequence[str] | None = None,
     pool: str | None = None,
     webhook: str | dg.EnvVar = "",
+    alerts: Mapping[str, str | dg.EnvVar] | None = None,
+    automation: bool | dg.AutomationCondition[Any] = True,
     scratch: str | Path | None = None,
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
-    with_rewrites: bool = True,
+    rewrites: bool = True,
+    with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
 ) -> dg.Definitions:
     """Build the definitions of a fleet for `Definitions.merge` in a company's own Dagster project.
@@ -76,7 +83,7 @@ def build_definitions(
     sets have the prefix `<name>_`, and each run has the tag `statekeeper/fleet=<name>`. Only runs with this tag, and only
     partitions of these sets, are read or changed.
 
-    config           path of `statekeeper.toml`
+    config           path of `statekeeper.toml`, of a folder with one file for each team, or of a pattern of files
     name             the name of the fleet: a letter, then up to 39 letters, digits and underscores; unique in the instance
     key_prefix       of the asset keys; default: the name
     group            of the assets; default: the name
@@ -85,10 +92,16 @@ def build_definitions(
     streaming_query  the key of your asset of the query; the assets of the fleet depend on it, and the fleet defines none
     pool             of all steps; default: `<name>_maintenance`
     webhook          URL to which failures are sent; `dg.EnvVar` keeps it secret
+    alerts           further channels, with the keys of `[teams.NAME]` in `statekeeper.toml`: slack, webhook, pagerduty,
+                     pagerduty_url. A value is `dg.EnvVar`, or `env:NAME`, which both keep it secret
+    automation       False: without sensors and schedules, for a fleet that your own jobs maintain. An
+                     `AutomationCondition`: of the assets of maintenance and of `fleet_health`, instead of the schedules
+                     for them
     scratch          folder on a local disk for temporary files; default: the system's
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
-    with_rewrites    False: without the assets and jobs that rewrite the state of a stopped query
+    rewrites         False: without the assets and jobs that rewrite the state of a stopped query
+    with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
     """
     if not _NAME.fullmatch(name):
@@ -104,7 +117,11 @@ def build_definitions(
         pool=pool or f"{name}_maintenance",
         translate=translate,
         starts=False,
+        automation=None if isinstance(automation, bool) else automation,
     )
+    if with_rewrites is not None:
+        warnings.warn("with_rewrites of build_definitions is now rewrites", DeprecationWarning, stacklevel=2)
+        rewrites = with_rewrites
     warn_of_missing_settings(name, names.pool)
     return _definitions(
         names,
@@ -116,12 +133,30 @@ def build_definitions(
             name=name,
             quiet_seconds=quiet_seconds,
         ),
-        Notifier(webhook=webhook),
+        Notifier(**_alerts(webhook, alerts or {})),
         health_cron=health_cron,
         mirror_cron=mirror_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
-        with_rewrites=with_rewrites,
+        with_rewrites=rewrites,
+        with_automation=automation is not False,
     )
+
+
+def _alerts(webhook: str | dg.EnvVar, alerts: Mapping[str, str | dg.EnvVar]) -> dict[str, str | dg.EnvVar]:
+    """The fields of the notifier. `webhook` gets the format of Slack, as the channel `slack` does."""
+    known = [one.name for one in fields(Channels)]
+    if unknown := sorted(alerts.keys() - known):
+        raise dg.DagsterInvalidDefinitionError(f"alerts has no channel {unknown[0]!r}; use {', '.join(known)}")
+    if webhook and "slack" in alerts:
+        raise dg.DagsterInvalidDefinitionError("webhook and alerts['slack'] are the same channel; remove webhook")
+    given = {f"alert_{name}": _secret(value) for name, value in alerts.items() if name != "slack"}
+    return {"webhook": _secret(alerts.get("slack", webhook)), **given}
+
+
+def _secret(given: str | dg.EnvVar) -> str | dg.EnvVar:
+    """`env:NAME` as a variable: the UI shows only its name."""
+    is_variable = isinstance(given, str) and not isinstance(given, dg.EnvVar) and given.startswith("env:")
+    return dg.EnvVar(given.removeprefix("env:")) if is_variable else given
 
 
 def _definitions(
@@ -133,6 +168,7 @@ def _definitions(
     mirror_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
+    with_automation: bool = True,
 ) -> dg.Definitions:
     external = sources(names, streaming_query)
     snapshots = snapshot(names, external)
@@ -141,7 +177,7 @@ def _definitions(
     health = fleet_health(names, retained)
     mirrors = mirror(names, external)
     by_hand = {
-        **(rewrites(names, external) if with_rewrites else {}),
+        **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
@@ -155,11 +191,13 @@ def _definitions(
         assets=frozenset(one.key for one in assets),
     )
     pruning = prune_history(runs)
+    by_time = schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron)
+    by_event = sensors(runs, of_assets, pruning, snapshot=snapshots, fleet_health=health)
     return dg.Definitions(
         assets=assets,
         jobs=[*of_assets.all, pruning],
-        schedules=schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron),
-        sensors=sensors(runs, of_assets, pruning, snapshot=snapshots, fleet_health=health),
+        schedules=by_time if with_automation else [],
+        sensors=by_event if with_automation else [],
         resources={names.fleet_key: fleet, names.notifier_key: notifier},
     )
 

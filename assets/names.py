@@ -19,6 +19,8 @@ from statekeeper.resources.notifier import Notifier
 
 Translate: TypeAlias = Callable[[dg.AssetSpec], dg.AssetSpec]
 
+_AUTOMATED = frozenset({"snapshot", "lineage", "retention", "fleet_health"})
+
 OWN_OWNERS = ("team:streaming",)
 """The owners of the assets in this repository's own instance."""
 
@@ -45,6 +47,7 @@ class Names:
     pool        of all steps; None for no pool
     translate   the owner's changes of an asset
     starts      sensors and schedules run unless a person stops them; otherwise they are stopped until a person starts them
+    automation  the condition of the assets that may run without a person: maintenance, and `fleet_health`
     """
 
     fleet: str
@@ -55,6 +58,7 @@ class Names:
     pool: str | None = None
     translate: Translate | None = None
     starts: bool = True
+    automation: dg.AutomationCondition[Any] | None = None
 
     def of(self, name: str) -> str:
         """The name of a definition of this fleet."""
@@ -128,6 +132,8 @@ class Names:
     def spec(self, name: str, *, group: str = "maintenance", **given: Any) -> dg.AssetSpec:
         """The specification of an asset, with the changes of the owner. `given`: as for `AssetSpec`."""
         made = dg.AssetSpec([*self.key_prefix, name], group_name=self.group or group, owners=list(self.owners), **given)
+        if self.automation is not None and name in _AUTOMATED:
+            made = made.replace_attributes(automation_condition=self.automation)
         if self.translate is None:
             return made
         changed = self.translate(made)

@@ -276,6 +276,22 @@ def test_relative_paths_start_at_the_folder_of_the_component_and_the_webhook_sta
     assert notifier.webhook == dg.EnvVar("PAYMENTS_WEBHOOK")
 
 
+def test_alerts_and_automation_of_a_component(configuration: Path) -> None:
+    text = f"name: payments\nconfig: {configuration}\n"
+    context = dg.ComponentTree.for_test().load_context
+
+    def built(more: str) -> dg.Definitions:
+        return FleetComponent.resolve_from_yaml(text + more).build_defs(context)
+
+    assert not built("automation: false").sensors
+    condition = "automation: \"{{ dg.AutomationCondition.on_cron('0 2 * * *') }}\""
+    component = FleetComponent.resolve_from_yaml(text + condition)
+    found = {key for key, one in specs_of(component).items() if one.automation_condition is not None}
+    assert found == {f"payments/{name}" for name in ("snapshot", "lineage", "retention", "fleet_health")}
+    notifier: Any = (built("alerts: {slack: 'env:A', pagerduty: 'env:B'}").resources or {})["payments_notifier"]
+    assert (notifier.webhook, notifier.alert_pagerduty) == (dg.EnvVar("A"), dg.EnvVar("B"))
+
+
 def test_the_page_of_the_component_lists_every_attribute() -> None:
     page = (REPOSITORY / "docs" / "how-to" / "dagster-component.md").read_text()
     schema = FleetComponent.get_model_cls().model_json_schema()

@@ -75,7 +75,7 @@ defs = dg.Definitions.merge(
         group="marketing",
         owners=["team:ads"],
         translate=translated,
-        with_rewrites=False,
+        rewrites=False,
     ),
 )
 """
@@ -299,12 +299,52 @@ def test_a_fleet_loads_beside_another_and_beside_this_repositorys_own(tmp_path: 
 
 def test_the_code_in_the_documentation_loads(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "how-to" / "add-to-your-dagster.md").read_text()
-    definitions, dependencies, translation = (part.partition("```")[0] for part in page.split("```python\n")[1:])
-    for changed in ("", dependencies, translation):
+    definitions, *all_changes = (part.partition("```")[0] for part in page.split("```python\n")[1:])
+    assert len(all_changes) == 3
+    for changed in ("", *all_changes):
         namespace: dict[str, Any] = {}
         code = f"{definitions.partition('defs =')[0]}{changed}\ndefs = dg.Definitions.merge(company, payments)"
         exec(code.replace("/etc/statekeeper", str(tmp_path)), namespace)
         dg.Definitions.validate_loadable(namespace["defs"])
+
+
+def names_of(built: dg.Definitions) -> set[str]:
+    return {one.name for one in (*(built.sensors or ()), *(built.schedules or ()))}
+
+
+def test_a_fleet_without_automation_has_no_sensor_and_no_schedule(tmp_path: Path) -> None:
+    assert names_of(build_definitions(tmp_path / "fleet.toml", name="payments"))
+    assert not names_of(build_definitions(tmp_path / "fleet.toml", name="payments", automation=False))
+
+
+def test_a_condition_is_of_the_assets_that_may_run_without_a_person(tmp_path: Path) -> None:
+    condition = dg.AutomationCondition.on_cron("0 2 * * *")
+    built = build_definitions(tmp_path / "fleet.toml", name="payments", automation=condition)
+    specs = built.resolve_all_asset_specs()
+    automated = {one.key.path[-1] for one in specs if one.automation_condition == condition}
+    assert automated == {"snapshot", "lineage", "retention", "fleet_health"}
+    assert {one.automation_condition for one in specs} == {condition, None}
+
+
+def test_the_former_name_of_rewrites_works_for_one_more_release(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="is now rewrites"):
+        built = build_definitions(tmp_path / "fleet.toml", name="payments", with_rewrites=False)
+    assert "rewind" not in {one.key.path[-1] for one in built.resolve_all_asset_specs()}
+
+
+def test_alerts_have_the_keys_of_a_team_and_keep_secrets(tmp_path: Path) -> None:
+    def notifier(**given: Any) -> Any:
+        resources = build_definitions(tmp_path / "fleet.toml", name="payments", **given).resources or {}
+        return resources["payments_notifier"]
+
+    found = notifier(alerts={"slack": "env:SLACK", "pagerduty": dg.EnvVar("PD"), "webhook": "https://example.com/x"})
+    assert (found.webhook, found.alert_pagerduty) == (dg.EnvVar("SLACK"), dg.EnvVar("PD"))
+    assert "example.com" not in repr(found)
+    assert notifier(webhook=dg.EnvVar("OLD")).webhook == dg.EnvVar("OLD")
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="alerts has no channel 'slak'"):
+        notifier(alerts={"slak": "x"})
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="remove webhook"):
+        notifier(alerts={"slack": "x"}, webhook="y")
 
 
 @pytest.mark.parametrize("name", ["", "two words", "pay-ments", "1st", "a/b", "a" * 41])

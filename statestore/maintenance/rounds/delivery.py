@@ -13,6 +13,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from statekeeper.statestore.base.durations import utc
@@ -24,6 +25,9 @@ from statekeeper.statestore.maintenance.verbs.config import Channels
 _TIMEOUT_SECONDS = 10
 _LONGEST_SUMMARY = 1024
 """Characters of a summary in PagerDuty's Events API v2."""
+
+_LONGEST_INCIDENT = 255
+"""Characters of a `dedup_key`."""
 
 _SEVERITIES = {Status.WARN: "warning", Status.ERROR: "error"}
 
@@ -74,7 +78,7 @@ def webhook(notice: Notice, fleet: str) -> dict[str, Any]:
 
 def pagerduty(notice: Notice, fleet: str, routing_key: str) -> dict[str, Any]:
     """An event of PagerDuty's Events API v2. Its `dedup_key` makes one incident of all notices of a query."""
-    event = {"routing_key": routing_key, "dedup_key": f"statekeeper/{fleet}/{notice.subject}", "client": "Statekeeper"}
+    event = {"routing_key": routing_key, "dedup_key": _incident(fleet, notice.subject), "client": "Statekeeper"}
     if notice.now is Status.OK:
         return {**event, "event_action": "resolve"}
     return {
@@ -89,6 +93,12 @@ def pagerduty(notice: Notice, fleet: str, routing_key: str) -> dict[str, Any]:
             "custom_details": webhook(notice, fleet),
         },
     }
+
+
+def _incident(fleet: str, subject: str) -> str:
+    """The name of the incident of a subject. A file of a configuration can have a path that is too long for it."""
+    name = f"statekeeper/{fleet}/{subject}"
+    return name if len(name) <= _LONGEST_INCIDENT else f"statekeeper/{sha256(name.encode()).hexdigest()}"
 
 
 def post(url: str, body: Mapping[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from statekeeper.resources.notifier import Notifier
 from statekeeper.statestore.maintenance.rounds.delivery import deliver
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.visit import Status
@@ -130,3 +132,26 @@ def test_a_name_in_a_checkpoint_mentions_nobody(server: tuple[str, list[tuple[st
     url, received = server
     deliver(notice(text="<!channel> & \n password=hunter2"), Channels(slack=url), fleet="prod")
     assert received[0][1]["text"].endswith("ERROR: &lt;!channel> &amp; \\n password=***")
+
+
+def test_a_failed_run_reaches_all_alerts_of_a_fleet_in_dagster(server: tuple[str, list[tuple[str, Any]]]) -> None:
+    url, received = server
+    notifier = Notifier(
+        webhook=f"{url}/slack", alert_webhook=f"{url}/json", alert_pagerduty="key", alert_pagerduty_url=f"{url}/events"
+    )
+    assert notifier.notify("maintain failed") is None
+    found = dict(received)
+    assert found["/slack"] == {"text": "maintain failed"}
+    assert (found["/json"]["status"], found["/json"]["problem"]) == ("ERROR", "maintain failed")
+    jsonschema.validate(found["/events"], PAGERDUTY_EVENT)
+    notifier = Notifier(alert_webhook=f"{url}/broken")
+    assert "could not be called" in (notifier.notify("maintain failed") or "")
+
+
+def test_an_incident_of_a_file_with_a_long_path_has_a_valid_name(server: tuple[str, list[tuple[str, Any]]]) -> None:
+    url, received = server
+    long = replace(notice(), subject=f"file /{'x' * 300}.toml")
+    for one in (long, replace(long, subject=f"{long.subject}2")):
+        deliver(one, Channels(pagerduty="key", pagerduty_url=f"{url}/events"), fleet="jobs")
+        jsonschema.validate(received[-1][1], PAGERDUTY_EVENT)
+    assert received[0][1]["dedup_key"] != received[1][1]["dedup_key"]
