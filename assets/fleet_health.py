@@ -1,12 +1,12 @@
 """The asset `fleet_health`: one row for each query, and the sums that Dagster plots over time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import dagster as dg
 
-from statekeeper.assets import metadata, pictures
+from statekeeper.assets import fleet_page, metadata, pictures
 from statekeeper.assets.checks import describe
 from statekeeper.assets.names import Check, Names
 from statekeeper.resources.fleet import Fleet
@@ -16,12 +16,15 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
+from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs import health
+from statekeeper.statestore.maintenance.verbs.config import is_part
 from statekeeper.statestore.maintenance.verbs.health import Health
 from statekeeper.statestore.storage import at_once
 
 _LAST_CLEAN = "last_clean_audits"
 _FLEET = "fleet"
+_DAY_SECONDS = 86_400.0
 _MATERIALIZATIONS = 20
 """The newest ones to examine, because those of another fleet can be among them."""
 _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
@@ -38,12 +41,17 @@ ALL_QUERIES_HEALTHY = Check(
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """The health of each query, or the error that prevented the examination, by query. `waiting`: roots without a committed
-    batch, which have nothing to examine."""
+    """The health of each query, or the error that prevented the examination, by query. `found`: the discovered queries.
+
+    Roots without a committed batch have nothing to examine: they are waiting."""
 
     rows: Mapping[str, Health]
     problems: Mapping[str, str]
-    waiting: tuple[str, ...] = ()
+    found: fleets.Fleet = field(default_factory=lambda: fleets.Fleet({}, (), {}))
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        return self.found.waiting
 
 
 def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefinition:
@@ -58,8 +66,12 @@ def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefin
         freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
     )
     def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        """The health of all queries: head, tail, restore debt, live and reclaimable bytes, orphans, findings, and the time
-        of the last clean audit.
+        """The health of all queries: who must act, the predicted restore time and its target, sizes, the cost of requests,
+        findings, and the time of the last clean audit.
+
+        `query_dollars_per_day` comes from the requests that a Python job recorded with its newest batch.
+        `maintenance_dollars_per_day` is an estimate: the price of this examination, times the examinations of a day and the
+        runs of maintenance in the history of the last day. Storage and traffic are not included.
 
         Reads only; the figure `requests` is its cost. A run each hour examines every query, also queries that
         `maintain_query` was not requested for.
@@ -69,8 +81,10 @@ def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefin
         context.log.info("examined %d queries; %d could not be examined", len(facts.rows), len(facts.problems))
         previous = _previous_last_clean(context.instance, context.asset_key, fleet)
         clean = last_clean(facts, previous, now)
-        shown = {**of_fleet(facts, clean, now), _FLEET: fleet.label}
         lost = sorted(set(facts.waiting) & previous.keys())
+        problems = unhealthy(facts, fleet, lost)
+        often = _examinations_a_day(context.instance, context.asset_key, now)
+        shown = {**of_fleet(facts, clean, now, problems, examinations_a_day=often), _FLEET: fleet.label}
         return dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
 
     return made
@@ -87,6 +101,14 @@ def _previous_last_clean(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: 
     if not isinstance(times, dict):
         return {}
     return {str(name): metadata.parse_utc(at) if isinstance(at, str) else float(at) for name, at in times.items()}
+
+
+def _examinations_a_day(instance: dg.DagsterInstance, key: dg.AssetKey, now_seconds: float) -> float:
+    """How often the fleet was examined lately, as a rate; that of the default schedule before the second examination."""
+    records = instance.fetch_materializations(key, limit=_MATERIALIZATIONS).records
+    ages = [now_seconds - record.timestamp for record in records]
+    longest = max(ages, default=0.0)
+    return len(ages) * _DAY_SECONDS / longest if longest > 0 else fleet_page.EXAMINATIONS_A_DAY
 
 
 def last_clean(facts: FleetFacts, previous: Mapping[str, float], now_seconds: float) -> dict[str, float]:
@@ -110,22 +132,29 @@ def gather(fleet: Fleet) -> FleetFacts:
             problems[name] = str(error)
 
     at_once(examine, list(found.queries))
-    return FleetFacts(dict(sorted(rows.items())), problems, found.waiting)
+    return FleetFacts(dict(sorted(rows.items())), problems, found)
 
 
-def of_fleet(facts: FleetFacts, clean: Mapping[str, float], now_seconds: float) -> metadata.Metadata:
-    """Sums and maxima under constant labels, the table and a picture. `clean`: see `last_clean`."""
+def of_fleet(
+    facts: FleetFacts,
+    clean: Mapping[str, float],
+    now_seconds: float,
+    problems: Mapping[str, str],
+    *,
+    examinations_a_day: float = fleet_page.EXAMINATIONS_A_DAY,
+) -> metadata.Metadata:
+    """A summary, the table and a picture, and sums and maxima under constant labels. `clean`: see `last_clean`; `problems`:
+    see `unhealthy`."""
     rows = facts.rows
     ages = {name: max(0, round(now_seconds - at)) for name, at in clean.items()}
     dates = {name: utc(at) for name, at in clean.items()}
     left = [one.least_commits_left for one in rows.values() if one.least_commits_left is not None]
-    # Findings come first: Dagster cuts wide tables off.
-    columns = {"query": "string", "version": "int", "errors": "int", "warnings": "int", "stores": "int"}
-    columns |= {"longest_tail": "int", "restore_seconds": "float", "bytes": "int", "reclaimable_bytes": "int"}
-    columns |= {"reclaimed_bytes": "int", "orphan_files": "int", "commits_left": "int"}
-    columns |= {"last_clean_audit": "string", "requests": "int"}
+    shown = fleet_page.rows(rows, facts.found, problems, examinations_a_day=examinations_a_day)
+    notes = fleet_page.notes(facts.found, shown, problems)
     return {
-        "health": metadata.table(columns, ((name, *_cells(one, dates.get(name))) for name, one in _worst_first(rows))),
+        "summary": fleet_page.summary(shown),
+        **({"notes": notes} if notes else {}),
+        "health": fleet_page.table(shown, dates),
         "picture": pictures.of_fleet(rows),
         "queries": len(rows),
         "unreachable_queries": len(facts.problems),
@@ -145,6 +174,9 @@ def of_fleet(facts: FleetFacts, clean: Mapping[str, float], now_seconds: float) 
         "errors": sum(one.errors for one in rows.values()),
         "warnings": sum(one.warnings for one in rows.values()),
         "requests": sum(one.requests for one in rows.values()),
+        **fleet_page.costs(shown),
+        "queries_over_restore_target": sum(one.is_slow for one in shown),
+        "queries_that_need_a_person": sum(one.status != "OK" for one in shown),
     }
 
 
@@ -152,40 +184,42 @@ def _worst_first(rows: Mapping[str, Health]) -> list[tuple[str, Health]]:
     return sorted(rows.items(), key=lambda row: (-row[1].errors, -row[1].warnings, -row[1].restore_seconds, row[0]))
 
 
-def _cells(one: Health, last_clean_audit: str | None) -> tuple[object, ...]:
-    findings = (one.version, one.errors, one.warnings, one.stores)
-    restart = (one.longest_tail, round(one.restore_seconds, 3))
-    sizes = (one.bytes, one.reclaimable_bytes, one.reclaimed_bytes, one.orphan_files)
-    return (*findings, *restart, *sizes, one.least_commits_left, last_clean_audit, one.requests)
+def unhealthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dict[str, str]:
+    """The problem of each query that needs a person, and of each broken part of the configuration, with the next command,
+    by name; the most urgent first. `lost`: queries without a committed batch, which had a clean audit before."""
+    found: dict[str, str] = {}
+    for name, problem in facts.problems.items():
+        if is_part(name):
+            found[name] = with_next(problem, fleet.command("config", "check"))
+        else:
+            found[name] = with_next(f"cannot be examined: {problem}", fleet.command("audit", name))
+    for name in lost:
+        problem = "the checkpoint has no committed batch, although an earlier audit was clean: it was deleted or moved"
+        found[name] = with_next(problem, fleet.command("inspect", name))
+    for name, one in _worst_first(facts.rows):
+        if one.worst:
+            found[name] = describe([one.worst], fleet.command("audit", name))
+    return found
 
 
 def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dg.AssetCheckResult:
     """Check that there is a query, and that each one can be reached and has no finding. The description names up to five
-    queries, worst first. `lost`: queries without a committed batch, which had a clean audit before."""
-    unhealthy = {
-        name: with_next(f"cannot be examined: {problem}", fleet.command("audit", name))
-        for name, problem in facts.problems.items()
-    }
-    for name in lost:
-        problem = "the checkpoint has no committed batch, although an earlier audit was clean: it was deleted or moved"
-        unhealthy[name] = with_next(problem, fleet.command("inspect", name))
-    for name, one in _worst_first(facts.rows):
-        if one.worst:
-            unhealthy[name] = describe([one.worst], fleet.command("audit", name))
+    queries, worst first. `lost`: see `unhealthy`."""
+    problems = unhealthy(facts, fleet, lost)
     is_error = bool(facts.problems) or any(
         one.worst is not None and one.worst.severity is Severity.ERROR for one in facts.rows.values()
     )
-    named = "; ".join(f"{name}: {problem}" for name, problem in list(unhealthy.items())[:5])
+    named = "; ".join(f"{name}: {problem}" for name, problem in list(problems.items())[:5])
     waiting = [name for name in facts.waiting if name not in lost]
     if not named and not facts.rows:
         named = _nothing_examined(waiting, fleet)
     not_examined = f" Not examined, because they have no committed batch: {_first(waiting)}." if waiting else ""
     return dg.AssetCheckResult(
         check_name=ALL_QUERIES_HEALTHY.name,
-        passed=not unhealthy and bool(facts.rows),
+        passed=not problems and bool(facts.rows),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
         description=printable(named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}"),
-        metadata={"queries": len(facts.rows), "queries_with_findings": len(unhealthy)},
+        metadata={"queries": len(facts.rows), "queries_with_findings": len(problems)},
     )
 
 

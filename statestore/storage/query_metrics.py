@@ -28,6 +28,10 @@ class Prices:
     per_1000_writes: float = 0.005
     per_1000_reads: float = 0.0004
 
+    def dollars(self, writes: int, reads: int) -> float:
+        """Return the price of requests."""
+        return (writes * self.per_1000_writes + reads * self.per_1000_reads) / 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueryMetrics:
@@ -67,7 +71,7 @@ class QueryMetrics:
 
     def dollars_a_day(self, prices: Prices) -> float:
         """Return the price of a day with as many requests per second."""
-        dollars = (self.writes * prices.per_1000_writes + self.reads * prices.per_1000_reads) / 1000
+        dollars = prices.dollars(self.writes, self.reads)
         return dollars * _SECONDS_OF_A_DAY / self.seconds if self.seconds > 0 else 0.0
 
     def as_json(self) -> dict[str, Any]:

@@ -279,14 +279,20 @@ def test_fleet_health_has_a_row_per_query_and_names_the_broken_file_and_the_next
     whole = health.look(flights.storage, Policies(), clock=SystemClock())
     assert (figures["queries"], figures["longest_tail"], figures["bytes"]) == (1, 9, whole.bytes)
     (row,) = [record.data for record in figures["health"].records]
-    assert (row["version"], row["errors"], row["stores"], row["bytes"]) == (9, 0, 2, whole.bytes)
+    assert (row["version"], row["errors"], row["stores"]) == (9, 0, 2)
+    assert row["state_mib"] == round(whole.bytes / 1024 / 1024, 3)
     assert (row["orphan_files"], row["requests"]) == (0, whole.requests)
-    assert row["last_clean_audit"] == figures["last_clean_audits"]["flights"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["last_clean_audit"])
+    assert row["last_clean_audit_utc"] == figures["last_clean_audits"]["flights"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", row["last_clean_audit_utc"])
+    assert figures["summary"].startswith("1 query: none needs a person.")
     assert checks(green)["all_queries_healthy"].passed
     broken = flights.stores[0].changelog(flights.versions[9][0])
     flights.storage.delete([broken])
-    red = checks(job.execute_in_process(instance=instance))["all_queries_healthy"]
+    result = job.execute_in_process(instance=instance)
+    red, figures = checks(result)["all_queries_healthy"], shown(result, "fleet_health")
+    assert figures["summary"].startswith(f"1 query: 1 needs a person. The worst is flights: {broken} is missing")
+    assert f"Next: statekeeper --config {configuration} audit flights" in figures["summary"]
+    assert [record.data["status"] for record in figures["health"].records] == ["ERROR"]
     assert not red.passed
     assert broken in (red.description or "")
     assert (red.description or "").endswith(f"Next: statekeeper --config {configuration} audit flights")
@@ -327,9 +333,9 @@ def test_the_age_of_a_clean_audit_is_kept_for_an_unreachable_query_and_dropped_f
     facts = FleetFacts({"ill": _health(clean=False), "new": _health(clean=True)}, {"unseen": "access denied"})
     clean = last_clean(facts, before, 500.0)
     assert clean == {"ill": 100.0, "unseen": 200.0, "new": 500.0}
-    figures = of_fleet(facts, clean, 500.0)
+    figures = of_fleet(facts, clean, 500.0, {})
     assert (figures["oldest_clean_audit_seconds"], figures["queries_never_clean"]) == (400, 0)
-    never = of_fleet(facts, {}, 500.0)
+    never = of_fleet(facts, {}, 500.0, {})
     assert ("oldest_clean_audit_seconds" in never, never["queries_never_clean"]) == (False, 3)
 
 
@@ -364,7 +370,6 @@ def _health(*, clean: bool) -> Health:
         errors=int(not clean),
         warnings=0,
         worst=worst,
-        requests=0,
     )
 
 

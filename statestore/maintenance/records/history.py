@@ -250,6 +250,12 @@ def newest_outcome_among(storage: Storage, verb: str, listed: Iterable[Entry]) -
     return read(storage, max(outcomes)) if outcomes else []
 
 
+def runs_since(since_seconds: float, listed: Iterable[Entry]) -> int:
+    """Return the number of runs in a listing of the history that started after a time and have an outcome. Pure."""
+    outcomes = [one.path for one in listed if (parsed := names.parse_history(one.path)) and parsed[1] == "outcome"]
+    return sum((_started_seconds(path) or 0.0) >= since_seconds for path in outcomes)
+
+
 def newest_run_seconds(storage: Storage, verbs: Collection[str]) -> float | None:
     """Return the Unix time at which the newest run of these verbs with an outcome started; None without such a run. One
     listing. Raises `StorageError`."""

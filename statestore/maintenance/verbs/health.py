@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statekeeper.statestore.base.clock import Clock
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance.records.history import DeletedFiles, newest_outcome
+from statekeeper.statestore.maintenance.records.history import DeletedFiles, newest_outcome_among, runs_since
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
 from statekeeper.statestore.maintenance.verbs import audit as audits
 from statekeeper.statestore.maintenance.verbs.config import Policies
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.root.attempts import metrics_at
+from statekeeper.statestore.storage import RequestCounts, Storage
+from statekeeper.statestore.storage.query_metrics import QueryMetrics
+
+_DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,9 @@ class Health:
     reclaimed_bytes      deleted by the newest retention run
     least_commits_left   lowest number of commits before a lineage ceiling; None without lineages
     errors, warnings     number of findings; `worst` is the first finding
-    requests             requests that this call made
+    counts               requests that this call made, by price; `requests` is their number
+    runs_of_last_day     runs of maintenance of the last 24 hours that the history has
+    job                  figures that the job recorded; None for a native query, and for a job without them
     """
 
     version: int
@@ -47,7 +55,14 @@ class Health:
     errors: int
     warnings: int
     worst: Finding | None
-    requests: int
+    counts: RequestCounts = field(default_factory=RequestCounts)
+    runs_of_last_day: int = 0
+    job: QueryMetrics | None = None
+
+    @property
+    def requests(self) -> int:
+        """The number of requests that this call made."""
+        return self.counts.total
 
     @property
     def is_clean(self) -> bool:
@@ -56,14 +71,17 @@ class Health:
 
 
 def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
-    """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`.
-    Raises the errors of the first two."""
+    """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`, and
+    for a job those of `metrics_at`. Raises the errors of the first two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True, supported=tuple(Provider))
     looked = audits.look(storage, policies, clock=clock)
     audit = looked.audit
     reclaimable = looked.forecast.now if looked.forecast else Amount()
-    reclaimed = newest_outcome(storage, "gc")
+    listed = list(storage.list(names.HISTORY))
+    reclaimed = newest_outcome_among(storage, "gc", listed)
+    batch = audit.batch if gathered.origin is Origin.OWN else None
+    job = None if batch is None else metrics_at(storage, batch)
     return Health(
         version=0 if audit.batch is None else audit.batch + 1,
         stores=len(gathered.stores),
@@ -81,5 +99,7 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
         errors=audit.count(Severity.ERROR),
         warnings=audit.count(Severity.WARNING),
         worst=next(iter(audit.findings), None),
-        requests=storage.requests.since(before).total,
+        counts=storage.requests.since(before),
+        runs_of_last_day=runs_since(clock.now_seconds() - _DAY_SECONDS, listed),
+        job=job,
     )
