@@ -25,6 +25,8 @@ from statekeeper.statestore.storage import at_once
 _LAST_CLEAN = "last_clean_audits"
 _FLEET = "fleet"
 _DAY_SECONDS = 86_400.0
+_LEAST_AGE_SECONDS = 900.0
+"""A person may examine the fleet several times in a row, which is no rate."""
 _MATERIALIZATIONS = 20
 """The newest ones to examine, because those of another fleet can be among them."""
 _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
@@ -104,11 +106,11 @@ def _previous_last_clean(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: 
 
 
 def _examinations_a_day(instance: dg.DagsterInstance, key: dg.AssetKey, now_seconds: float) -> float:
-    """How often the fleet was examined lately, as a rate; that of the default schedule before the second examination."""
+    """How often the fleet was examined lately, as a rate; that of the default schedule if all examinations are recent."""
     records = instance.fetch_materializations(key, limit=_MATERIALIZATIONS).records
     ages = [now_seconds - record.timestamp for record in records]
     longest = max(ages, default=0.0)
-    return len(ages) * _DAY_SECONDS / longest if longest > 0 else fleet_page.EXAMINATIONS_A_DAY
+    return len(ages) * _DAY_SECONDS / longest if longest > _LEAST_AGE_SECONDS else fleet_page.EXAMINATIONS_A_DAY
 
 
 def last_clean(facts: FleetFacts, previous: Mapping[str, float], now_seconds: float) -> dict[str, float]:
@@ -153,8 +155,9 @@ def of_fleet(
     notes = fleet_page.notes(facts.found, shown, problems)
     return {
         "summary": fleet_page.summary(shown),
+        **({"problems": fleet_page.all_problems(problems)} if problems else {}),
         **({"notes": notes} if notes else {}),
-        "health": fleet_page.table(shown, dates),
+        "health": fleet_page.table(shown, ages),
         "picture": pictures.of_fleet(rows),
         "queries": len(rows),
         "unreachable_queries": len(facts.problems),
@@ -219,7 +222,7 @@ def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = (
         passed=not problems and bool(facts.rows),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
         description=printable(named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}"),
-        metadata={"queries": len(facts.rows), "queries_with_findings": len(problems)},
+        metadata={"queries": len(facts.rows), "queries_with_findings": sum(not is_part(name) for name in problems)},
     )
 
 

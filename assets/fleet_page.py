@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import dagster as dg
 
 from statekeeper.assets import metadata
-from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs.config import Policies, is_part
 from statekeeper.statestore.maintenance.verbs.fleet import Fleet
@@ -25,8 +26,8 @@ _COLUMNS = {
     "status": "string",
     "team": "string",
     "restore_seconds": "float",
-    "restore_target_seconds": "float",
-    "longest_tail_changelogs": "int",
+    "target_seconds": "float",
+    "tail_changelogs": "int",
     "state_mib": "float",
     "reclaimable_mib": "float",
     "query_dollars_per_day": "float",
@@ -38,10 +39,14 @@ _COLUMNS = {
     "reclaimed_mib": "float",
     "orphan_files": "int",
     "commits_left": "int",
-    "last_clean_audit_utc": "string",
+    "hours_since_clean_audit": "float",
     "requests": "int",
-    "problem": "string",
 }
+_LINE = 46
+"""Characters of a line of text. The wide table makes the column of the page wider than the page, so that nothing is
+wrapped there."""
+_LONGEST_TEXT = 400
+"""Characters of a problem. Dagster shows Markdown of less than 1,000 characters in place, and a link otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,20 +128,37 @@ def _status(one: Health | None, problem: str) -> str:
     return "WARN" if problem else "OK"
 
 
-def summary(shown: list[Row]) -> str:
+def summary(shown: list[Row]) -> dg.MarkdownMetadataValue:
     """Return the start of the page: how many queries, how many need a person, the worst one, and its next command."""
     ill = [one for one in shown if one.status != "OK"]
     if not ill:
-        return f"{_queries(len(shown))}: none needs a person." if shown else "No query was examined."
-    team = f" (team {printable(ill[0].team)})" if ill[0].team else ""
+        return _lines([f"{_queries(len(shown))}: none needs a person." if shown else "No query was examined."])
+    team = f" (team {ill[0].team})" if ill[0].team else ""
     needs = "needs" if len(ill) == 1 else "need"
-    worst = f"{printable(ill[0].name)}{team}: {ill[0].problem}"
-    return f"{_queries(len(shown))}: {len(ill):,} {needs} a person. The worst is {worst}"
+    counts = f"{_queries(len(shown))}: {len(ill):,} {needs} a person."
+    return _lines([counts, f"The worst is {ill[0].name}{team}: {ill[0].problem}"])
 
 
-def notes(found: Fleet, shown: list[Row], unhealthy: Mapping[str, str]) -> str:
-    """Return what else a person should know: what was not examined, is too slow, or is not known."""
-    return " ".join(_notes(found, shown, unhealthy))
+def all_problems(unhealthy: Mapping[str, str]) -> dg.MarkdownMetadataValue:
+    """Return the problems with their next commands."""
+    return metadata.bullets(f"{name}: {problem}" for name, problem in islice(unhealthy.items(), metadata.ROWS))
+
+
+def notes(found: Fleet, shown: list[Row], unhealthy: Mapping[str, str]) -> dg.MarkdownMetadataValue | None:
+    """Return what else a person should know: what was not examined, is too slow, or is not known; None for nothing."""
+    texts = list(_notes(found, shown, unhealthy))
+    return _lines(texts) if texts else None
+
+
+def _lines(texts: list[str]) -> dg.MarkdownMetadataValue:
+    """Return the texts in short lines, and the next command after each as code, which can be copied."""
+    lines: list[str] = []
+    for text in texts:
+        before, following, command = text.partition(" Next: ")
+        shown = before if len(before) <= _LONGEST_TEXT else f"{before[:_LONGEST_TEXT]}..."
+        lines += map(metadata.escaped, textwrap.wrap(shown, _LINE, break_long_words=False, break_on_hyphens=False))
+        lines += ["Next: " + metadata.code(command)] if following else []
+    return dg.MetadataValue.md("  \n".join(lines))
 
 
 def _notes(found: Fleet, shown: list[Row], unhealthy: Mapping[str, str]) -> Iterator[str]:
@@ -150,7 +172,7 @@ def _notes(found: Fleet, shown: list[Row], unhealthy: Mapping[str, str]) -> Iter
     parts = {subject: problem for subject, problem in unhealthy.items() if is_part(subject)}
     for subject, problem in parts.items():
         are = "part of the configuration is" if len(parts) == 1 else "parts of the configuration are"
-        yield f"{len(parts):,} {are} not used. The first is {printable(subject)}: {problem}"
+        yield f"{len(parts):,} {are} not used. The first is {subject}: {problem}"
         break
 
 
@@ -158,9 +180,9 @@ def _queries(number: int) -> str:
     return "1 query" if number == 1 else f"{number:,} queries"
 
 
-def table(shown: list[Row], last_clean: Mapping[str, str]) -> dg.TableMetadataValue:
-    """Return the table of the queries. `last_clean`: the time of the last clean audit by name, in UTC."""
-    return metadata.table(_COLUMNS, (_cells(one, last_clean.get(one.name)) for one in shown))
+def table(shown: list[Row], clean_ages: Mapping[str, float]) -> dg.TableMetadataValue:
+    """Return the table of the queries. `clean_ages`: seconds since the last clean audit by name."""
+    return metadata.table(_COLUMNS, (_cells(one, clean_ages.get(one.name)) for one in shown))
 
 
 def costs(shown: list[Row]) -> dict[str, float | int]:
@@ -173,22 +195,21 @@ def costs(shown: list[Row]) -> dict[str, float | int]:
     }
 
 
-def _cells(one: Row, last_clean: str | None) -> list[object]:
+def _cells(one: Row, clean_age_seconds: float | None) -> list[object]:
     found = one.health
     cells: dict[str, object] = {
         "query": one.name,
         "status": one.status,
         "team": one.team or None,
-        "restore_target_seconds": one.target_seconds,
+        "target_seconds": one.target_seconds,
         "query_dollars_per_day": _dollars(one.query_dollars),
         "maintenance_dollars_per_day": _dollars(one.maintenance_dollars),
-        "last_clean_audit_utc": last_clean,
-        "problem": one.problem or None,
+        "hours_since_clean_audit": None if clean_age_seconds is None else round(clean_age_seconds / 3600, 1),
     }
     if found is not None:
         cells |= {
             "restore_seconds": round(found.restore_seconds, 3),
-            "longest_tail_changelogs": found.longest_tail,
+            "tail_changelogs": found.longest_tail,
             "state_mib": _mib(found.bytes),
             "reclaimable_mib": _mib(found.reclaimable_bytes),
             "reclaimed_mib": _mib(found.reclaimed_bytes),

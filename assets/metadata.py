@@ -57,11 +57,18 @@ def _cell(value: object) -> str | int | float | bool | None:
 
 def bullets(texts: Iterable[str]) -> dg.MarkdownMetadataValue:
     """A list in Markdown. The texts are no Markdown: a name in them could look like a link, an image or HTML."""
-    return dg.MetadataValue.md("\n".join(f"* {_PUNCTUATION.sub(_escaped, printable(text))}" for text in texts))
+    return dg.MetadataValue.md("\n".join(f"* {escaped(text)}" for text in texts))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\{found.group()}"
+def escaped(text: str) -> str:
+    """The text in Markdown as it is, in one line."""
+    return _PUNCTUATION.sub(lambda found: f"\\{found.group()}", printable(text))
+
+
+def code(text: str) -> str:
+    """The text in Markdown as code, in one line."""
+    text = printable(text)
+    return escaped(text) if "`" in text else f"`{text}`"
 
 
 def _shown(of: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:

@@ -395,6 +395,11 @@ class Broken:
         """What is broken, for people. It is never the name of a query, because it has a space."""
         return f"{self.part.value}.{self.name} in {self.file}" if self.name else f"file {self.file}"
 
+    @property
+    def problem(self) -> str:
+        """The error without the file, which `subject` names."""
+        return f"{self.error.what} -> {self.error.hint}" if self.error.hint else self.error.what
+
     def may_name(self, query: str) -> bool:
         """Return whether this part may name a query."""
         if self.part is Part.FILE:

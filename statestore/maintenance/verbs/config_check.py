@@ -118,9 +118,8 @@ def _findings(
 ) -> Iterator[ConfigFinding]:
     """Yield the findings, the most urgent first."""
     for broken in sorted(configuration.broken.values(), key=lambda one: (one.part is not Part.FILE, one.subject)):
-        error = broken.error
-        problem = f"{error.what} -> {error.hint}" if error.hint else error.what
-        yield ConfigFinding(subject=broken.subject, problem=problem, is_unreadable=broken.part is Part.FILE)
+        is_unreadable = broken.part is Part.FILE
+        yield ConfigFinding(subject=broken.subject, problem=broken.problem, is_unreadable=is_unreadable)
     if found is not None:
         for name, problem in sorted(found.problems.items()):
             if not is_part(name):

@@ -75,7 +75,7 @@ def discover(
     problem: it is unknown which policies apply.
     """
     opened = open_root or (lambda root: open_storage(root.spec))
-    problems = {subject: str(broken.error) for subject, broken in configuration.broken.items()}
+    problems = {subject: broken.problem for subject, broken in configuration.broken.items()}
     roots = dict(configuration.roots)
     places = {place_of(root.spec): root for root in roots.values()}
     twice: dict[str, Root] = {}
