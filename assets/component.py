@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
 from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON
+from statekeeper.resources.fleet import QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.storage import canonical
@@ -171,7 +172,8 @@ class FleetComponent(dg.Component, dg.Resolvable):
     webhook_env: Annotated[
         str | None,
         _described(
-            "Environment variable with the URL to which failures are sent. The UI shows only the name of the variable.",
+            "Environment variable with the URL to which notices of teams without a channel, and failed runs, are sent. "
+            "The UI shows only the name of the variable.",
             "PAYMENTS_WEBHOOK",
         ),
     ] = None
@@ -184,6 +186,12 @@ class FleetComponent(dg.Component, dg.Resolvable):
         ),
     ] = None
     automation: Automation = True
+    ui_url: Annotated[
+        str, _described("URL of your Dagster UI, for links to runs in notices.", "https://dagster.example.com")
+    ] = ""
+    queries_per_run: Annotated[int, _described("The most queries that one run maintains.", QUERIES_PER_RUN)] = (
+        QUERIES_PER_RUN
+    )
     scratch: Annotated[
         str | None,
         _described(
@@ -226,6 +234,8 @@ class FleetComponent(dg.Component, dg.Resolvable):
             streaming_query=self.streaming_query,
             pool=self.pool,
             webhook=dg.EnvVar(self.webhook_env) if self.webhook_env else "",
+            ui_url=self.ui_url,
+            queries_per_run=self.queries_per_run,
             scratch=None if self.scratch is None else context.path / self.scratch,
             health_cron=self.health_cron,
             mirror_cron=self.mirror_cron,

@@ -17,17 +17,15 @@ from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.history import PRUNE_HISTORY, prune_history
 from statekeeper.assets.host import warn_of_missing_settings
 from statekeeper.assets.jobs import jobs
-from statekeeper.assets.lineage import lineage
+from statekeeper.assets.maintenance import maintenance
 from statekeeper.assets.mirror import mirror
 from statekeeper.assets.names import Names, OwnRuns, Translate
-from statekeeper.assets.retention import retention
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, schedules
 from statekeeper.assets.sensors import sensors
-from statekeeper.assets.snapshot import snapshot
 from statekeeper.assets.sources import sources
-from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.fleet import QUERIES_PER_RUN, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
@@ -35,6 +33,7 @@ from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.verbs.config import Channels
 
 _WEBHOOK = "STATEKEEPER_WEBHOOK"
+_UI_URL = "STATEKEEPER_UI_URL"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
@@ -51,7 +50,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         Names(fleet=fleet.label),
         fleet,
         # EnvVar: the UI shows the values of a resource, and a webhook's URL is a secret.
-        Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else ""),
+        Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else "", ui_url=environment.get(_UI_URL, "")),
         health_cron=environment.get("STATEKEEPER_HEALTH_CRON", HEALTH_CRON),
         mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
     )
@@ -70,6 +69,8 @@ def build_definitions(
     webhook: str | dg.EnvVar = "",
     alerts: Mapping[str, str | dg.EnvVar] | None = None,
     automation: bool | dg.AutomationCondition[Any] = True,
+    ui_url: str = "",
+    queries_per_run: int = QUERIES_PER_RUN,
     scratch: str | Path | None = None,
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
@@ -91,12 +92,14 @@ def build_definitions(
     translate        gets the `AssetSpec` of each asset; returns it with other keys, groups, owners, tags or dependencies
     streaming_query  the key of your asset of the query; the assets of the fleet depend on it, and the fleet defines none
     pool             of all steps; default: `<name>_maintenance`
-    webhook          URL to which failures are sent; `dg.EnvVar` keeps it secret
+    webhook          URL to which notices of teams without a channel, and failed runs, are sent; `dg.EnvVar` keeps it secret
     alerts           further channels, with the keys of `[teams.NAME]` in `statekeeper.toml`: slack, webhook, pagerduty,
                      pagerduty_url. A value is `dg.EnvVar`, or `env:NAME`, which both keep it secret
     automation       False: without sensors and schedules, for a fleet that your own jobs maintain. An
                      `AutomationCondition`: of the assets of maintenance and of `fleet_health`, instead of the schedules
                      for them
+    ui_url           URL of your Dagster UI, for links to runs in notices
+    queries_per_run  the most queries that one run of `<name>_maintain_queries` maintains
     scratch          folder on a local disk for temporary files; default: the system's
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
@@ -132,8 +135,9 @@ def build_definitions(
             worker=Worker(),
             name=name,
             quiet_seconds=quiet_seconds,
+            queries_per_run=queries_per_run,
         ),
-        Notifier(**_alerts(webhook, alerts or {})),
+        Notifier(**_alerts(webhook, alerts or {}), ui_url=ui_url),
         health_cron=health_cron,
         mirror_cron=mirror_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
@@ -171,28 +175,27 @@ def _definitions(
     with_automation: bool = True,
 ) -> dg.Definitions:
     external = sources(names, streaming_query)
-    snapshots = snapshot(names, external)
-    audits = lineage(names, snapshots)
-    retained = retention(names, external, audits)
-    health = fleet_health(names, retained)
+    maintained = maintenance(names, external)
+    health = fleet_health(names, maintained)
     mirrors = mirror(names, external)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
-    maintain = (snapshots, audits, retained)
     assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    assets = [*external.specs, *maintain, *by_hand.values(), mirrors, health]
-    of_assets = jobs(names, maintain=maintain, mirror=mirrors, fleet_health=health, by_hand=by_hand)
+    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, health]
+    of_assets = jobs(names, maintenance=maintained, mirror=mirrors, fleet_health=health, by_hand=by_hand)
     runs = OwnRuns(
         names,
         jobs=frozenset({names.of(PRUNE_HISTORY), *(job.name for job in of_assets.all)}),
-        assets=frozenset(one.key for one in assets),
+        assets=frozenset(
+            key for one in assets for key in (one.keys if isinstance(one, dg.AssetsDefinition) else (one.key,))
+        ),
     )
     pruning = prune_history(runs)
     by_time = schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron)
-    by_event = sensors(runs, of_assets, pruning, snapshot=snapshots, fleet_health=health)
+    by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(
         assets=assets,
         jobs=[*of_assets.all, pruning],

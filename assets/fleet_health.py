@@ -1,24 +1,31 @@
 """The asset `fleet_health`: one row for each query, and the sums that Dagster plots over time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 
-from statekeeper.assets import fleet_page, metadata, pictures
+from statekeeper.assets import fleet_page, memory, metadata, pictures
 from statekeeper.assets.checks import describe
+from statekeeper.assets.maintenance import Maintenance
+from statekeeper.assets.memory import Look
 from statekeeper.assets.names import Check, Names
+from statekeeper.assets.visits import RETENTION
 from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import TOLD_TAG
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import BadConfiguration, StatekeeperError
 from statekeeper.statestore.base.messages import with_next
 from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.maintenance.rounds import rounds
+from statekeeper.statestore.maintenance.rounds.visit import Problem, Status
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs import health
-from statekeeper.statestore.maintenance.verbs.config import is_part
+from statekeeper.statestore.maintenance.verbs.config import Configuration, is_part
 from statekeeper.statestore.maintenance.verbs.health import Health
 from statekeeper.statestore.storage import at_once
 
@@ -27,6 +34,8 @@ _FLEET = "fleet"
 _DAY_SECONDS = 86_400.0
 _LEAST_AGE_SECONDS = 900.0
 """A person may examine the fleet several times in a row, which is no rate."""
+_WATCHED = "told"
+_STATUSES = {Severity.ERROR: Status.ERROR, Severity.WARNING: Status.WARN}
 _MATERIALIZATIONS = 20
 """The newest ones to examine, because those of another fleet can be among them."""
 _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
@@ -56,18 +65,18 @@ class FleetFacts:
         return self.found.waiting
 
 
-def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefinition:
+def fleet_health(names: Names, maintained: Maintenance) -> dg.AssetsDefinition:
     """Make the asset `fleet_health` of a fleet."""
 
     @names.asset(
         "fleet_health",
-        deps=[retention],
+        deps=[dg.AssetDep(maintained.keys[RETENTION])],
         does="reads",
         checks=[ALL_QUERIES_HEALTHY],
         of_each_query=False,
         freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=3), warn_window=timedelta(hours=2)),
     )
-    def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    def made(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """The health of all queries: who must act, the predicted restore time and its target, sizes, the cost of requests,
         findings, and the time of the last clean audit.
 
@@ -75,29 +84,112 @@ def fleet_health(names: Names, retention: dg.AssetsDefinition) -> dg.AssetsDefin
         `maintenance_dollars_per_day` is an estimate: the price of this examination, times the examinations of a day and the
         runs of maintenance in the history of the last day. Storage and traffic are not included.
 
-        Reads only; the figure `requests` is its cost. A run each hour examines every query, also queries that
-        `maintain_query` was not requested for.
+        Reads only; the figure `requests` is its cost. A run each hour examines every query, also queries that no run was
+        requested for. It tells the teams of queries that are expected and absent, and of an invalid configuration.
         """
         fleet = names.fleet_in(context)
+        yield from of_configuration(context, names, fleet)
         facts, now = gather(fleet), SystemClock().now_seconds()
         context.log.info("examined %d queries; %d could not be examined", len(facts.rows), len(facts.problems))
-        previous = _previous_last_clean(context.instance, context.asset_key, fleet)
+        before = _previous(context.instance, context.asset_key, fleet)
+        previous = _previous_last_clean(before)
+        watch = Watch(context, names, maintained.memory, facts)
+        yield from watch.tell(before, visited=previous)
         clean = last_clean(facts, previous, now)
         lost = sorted(set(facts.waiting) & previous.keys())
         problems = unhealthy(facts, fleet, lost)
         often = _examinations_a_day(context.instance, context.asset_key, now)
         shown = {**of_fleet(facts, clean, now, problems, examinations_a_day=often), _FLEET: fleet.label}
-        return dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
+        shown[_WATCHED] = watch.remembered()
+        yield dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
 
     return made
 
 
-def _previous_last_clean(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: Fleet) -> Mapping[str, float]:
-    """The times of the last clean audits, from the previous materialization of this fleet. Empty when Dagster's history was
-    deleted."""
+def of_configuration(context: dg.AssetExecutionContext, names: Names, fleet: Fleet) -> Iterator[dg.AssetObservation]:
+    """Tell whether the configuration is valid. Raises `dg.Failure` if it is not.
+
+    An invalid file does not say who its teams are: its notice goes to the webhook.
+    """
+    try:
+        configuration = fleet.configuration()
+        status, text = rounds.of_configuration(configuration)
+        error = None
+    except BadConfiguration as found:
+        configuration, status, text, error = Configuration(), Status.ERROR, str(found), found
+    known = memory.read(context.instance, context.asset_key, fleet.label)
+    look = Look(fleet.label, status, text)
+    yield from memory.tell(context, names, context.asset_key, known, look, configuration.defaults, configuration)
+    if error is not None:
+        context.instance.add_run_tags(context.run.run_id, {TOLD_TAG: "true"})
+        raise dg.Failure(text) from error
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Tells of queries that no visit can tell of, because they cannot be visited. `memory`: the asset that remembers
+    them."""
+
+    context: dg.AssetExecutionContext
+    names: Names
+    memory: dg.AssetKey
+    facts: FleetFacts
+
+    @property
+    def configuration(self) -> Configuration:
+        return self.facts.found.configuration
+
+    def tell(self, before: Mapping[str, Any], *, visited: Collection[str]) -> Iterator[dg.AssetObservation]:
+        """Tell what changed. `before`: the metadata of the previous materialization; `visited`: queries that had a
+        committed batch."""
+        found, configuration = self.facts.found, self.configuration
+        for name, problem in self._absent(visited).items():
+            yield from self._told(
+                Look(name, problem.status, problem.text, is_certain=is_part(name) or name not in found.problems)
+            )
+        watched = before.get(_WATCHED)
+        earlier = watched.value if isinstance(watched, dg.JsonMetadataValue) and isinstance(watched.value, dict) else {}
+        for name in set(earlier.get("absent", ())) & self.facts.rows.keys():
+            row = self.facts.rows[name]
+            text = describe([row.worst], self._command("audit", name)) if row.worst else "it can be read again"
+            yield from self._told(Look(name, _STATUSES[row.worst.severity] if row.worst else Status.OK, text))
+        known = set(self.context.instance.get_dynamic_partitions(self.names.query_set))
+        here = {*found.queries, *found.problems, *found.waiting, *configuration.roots, *known}
+        for name in set(earlier.get("told", ())) - here:
+            if is_part(name) or not found.is_unseen(name):
+                yield from self._told(Look(name, Status.OK, rounds.why_gone(name, configuration)))
+
+    def remembered(self) -> dg.JsonMetadataValue:
+        """What the next run must know: what is absent, and of whom people were told."""
+        found = self.facts.found
+        absent = [*found.problems, *found.waiting]
+        told = [
+            name for name in {*absent, *found.queries} if memory.read(self.context.instance, self.memory, name).told
+        ]
+        return dg.MetadataValue.json({"absent": sorted(absent), "told": sorted(told)})
+
+    def _absent(self, visited: Collection[str]) -> dict[str, Problem]:
+        command = ("--config", self.names.fleet_in(self.context).config_file)
+        return dict(rounds.absent_in(self.facts.found, self.configuration, visited=visited, command=command))
+
+    def _command(self, verb: str, name: str) -> str:
+        return self.names.fleet_in(self.context).command(verb, name)
+
+    def _told(self, look: Look) -> Iterator[dg.AssetObservation]:
+        known = memory.read(self.context.instance, self.memory, look.subject)
+        policies = self.configuration.policies_of(look.subject)
+        return memory.tell(self.context, self.names, self.memory, known, look, policies, self.configuration)
+
+
+def _previous(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: Fleet) -> Mapping[str, Any]:
+    """The metadata of the previous materialization of this fleet; empty when Dagster's history was deleted."""
     records = instance.fetch_materializations(key, limit=_MATERIALIZATIONS).records
     all_shown = [record.asset_materialization.metadata for record in records if record.asset_materialization]
-    shown = next((one for one in all_shown if _FLEET not in one or one[_FLEET].value == fleet.label), {})
+    return next((one for one in all_shown if _FLEET not in one or one[_FLEET].value == fleet.label), {})
+
+
+def _previous_last_clean(shown: Mapping[str, Any]) -> Mapping[str, float]:
+    """The times of the last clean audits, from the metadata of the previous materialization."""
     found = shown.get(_LAST_CLEAN) or shown.get(_LAST_CLEAN_BEFORE_RENAME)
     times = found.value if isinstance(found, dg.JsonMetadataValue) else None
     if not isinstance(times, dict):

@@ -4,15 +4,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
-from dagster import DagsterRunStatus
 from pydantic import Field
 
 from statekeeper.assets.names import OwnRuns
+from statekeeper.assets.partitions import ENDED
 from statekeeper.resources.worker import delete_lock
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 
-_ENDED = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _AT_A_TIME = 100
 
 PRUNE_HISTORY = "prune_history"
@@ -61,7 +60,7 @@ def delete_ended_runs(
     A run without the tag of the fleet stays: it is of another team. So does a run of another code location than the run
     `like`: two containers can have their configuration at the same path.
     """
-    old = of.filter(statuses=_ENDED, updated_before=before)
+    old = of.filter(statuses=ENDED, updated_before=before)
     deleted, cursor = 0, None
     while deleted < most:
         runs = instance.get_runs(filters=old, cursor=cursor, limit=_AT_A_TIME)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
+from statekeeper.assets.maintenance import MAINTAIN_QUERY, Maintenance
 from statekeeper.assets.names import Names
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
@@ -24,6 +25,7 @@ AssetJob: TypeAlias = Any
 class Jobs:
     """The jobs of a fleet. `by_hand`: those that only a person launches."""
 
+    maintain_queries: dg.JobDefinition
     maintain_query: AssetJob
     mirror_checkpoint: AssetJob
     refresh_fleet_health: AssetJob
@@ -31,19 +33,20 @@ class Jobs:
 
     @property
     def all(self) -> tuple[AssetJob, ...]:
-        return (self.maintain_query, *self.by_hand, self.mirror_checkpoint, self.refresh_fleet_health)
+        maintain = (self.maintain_queries, self.maintain_query)
+        return (*maintain, *self.by_hand, self.mirror_checkpoint, self.refresh_fleet_health)
 
 
 def jobs(
     names: Names,
     *,
-    maintain: tuple[dg.AssetsDefinition, ...],
+    maintenance: Maintenance,
     mirror: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
     by_hand: Mapping[str, dg.AssetsDefinition],
 ) -> Jobs:
-    """Make the jobs of a fleet. `maintain`: the assets of one run of `maintain_query`; `by_hand`: the assets that only a
-    person launches, by their names without the prefix of the fleet."""
+    """Make the jobs of a fleet. `by_hand`: the assets that only a person launches, by their names without the prefix of the
+    fleet."""
 
     def job(
         name: str, *assets: dg.AssetsDefinition, description: str, tags: Mapping[str, str] | None = None
@@ -63,12 +66,13 @@ def jobs(
         return job(_NAMES.get(name, f"{name}_checkpoint"), asset, description=described)
 
     return Jobs(
+        maintain_queries=maintenance.job,
         maintain_query=job(
-            "maintain_query",
-            *maintain,
+            MAINTAIN_QUERY,
+            maintenance.assets,
             tags=_FIFTEEN_MINUTES,
-            description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention. If the "
-            "audit reports an error, the run ends before retention deletes a file.",
+            description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention, for one "
+            "query. Launch it by hand. If the audit reports an error, retention deletes nothing and the run fails.",
         ),
         # Without a limit on its runtime: the first run copies the whole state.
         mirror_checkpoint=job(

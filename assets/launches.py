@@ -15,7 +15,9 @@ from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.options import Option, options_of
 
@@ -105,14 +107,23 @@ def options_in(config: dg.Config, verb: type) -> dict[str, Any]:
     return {name: value.spark if isinstance(value, ForSpark) else value for name, value in found.items()}
 
 
-def run_of(context: dg.AssetExecutionContext, fleet: Fleet, query: OpenedQuery, *, stopped: bool = False) -> Run:
-    """Return the run of a verb on the query of this launch."""
+def run_of(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+    fleet: Fleet,
+    query: OpenedQuery,
+    *,
+    stopped: bool = False,
+    workers: int = WORKERS,
+) -> Run:
+    """Return the run of a verb on the query of this launch. `workers`: its share of the machine."""
     return Run(
         storage=query.storage,
         policies=query.policies,
         by=Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds),
         scratch=fleet.scratch_folder(),
         stopped=stopped,
+        workers=workers,
+        memory_bytes=MEMORY_BYTES * workers // WORKERS,
         open_other=lambda url: fleet.open_destination(url, query),
         named=lambda text: for_launchpad(text, query),
     )

@@ -157,32 +157,56 @@ class Names:
     ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
         """Decorate the function that materializes an asset. Its description is the docstring, unless one is given.
 
-        `does`: to files, the value of the tag `statekeeper/does`; `given`: as for `AssetSpec`.
+        For the other arguments, see `asset_spec`.
         """
 
         def decorated(function: Callable[..., Any]) -> dg.AssetsDefinition:
-            spec = self.spec(
+            spec = self.asset_spec(
                 name,
-                deps=list(deps),
+                deps=deps,
+                does=does,
                 description=description or inspect.getdoc(function),
-                kinds={"rocksdb"},
-                tags={"statekeeper/does": does},
-                code_version="1",
-                partitions_def=self.queries if of_each_query else None,
+                of_each_query=of_each_query,
                 **given,
             )
             return dg.multi_asset(
                 name=self.of(name),
                 description=spec.description,
                 specs=[spec],
-                check_specs=[self._check_spec(one, spec.key) for one in checks],
-                required_resource_keys={self.fleet_key},
+                check_specs=[self.check_spec(one, spec.key) for one in checks],
+                required_resource_keys={self.fleet_key, self.notifier_key},
                 pool=self.pool,
             )(function)
 
         return decorated
 
-    def _check_spec(self, check: Check, asset: dg.AssetKey) -> dg.AssetCheckSpec:
+    def asset_spec(
+        self,
+        name: str,
+        *,
+        deps: Iterable[dg.AssetsDefinition | dg.AssetSpec | dg.AssetDep],
+        does: str,
+        description: str | None,
+        of_each_query: bool = True,
+        **given: Any,
+    ) -> dg.AssetSpec:
+        """The specification of an asset that maintenance materializes.
+
+        `does`: to files, the value of the tag `statekeeper/does`; `given`: as for `AssetSpec`.
+        """
+        return self.spec(
+            name,
+            deps=list(deps),
+            description=description,
+            kinds={"rocksdb"},
+            tags={"statekeeper/does": does},
+            code_version="1",
+            partitions_def=self.queries if of_each_query else None,
+            **given,
+        )
+
+    def check_spec(self, check: Check, asset: dg.AssetKey) -> dg.AssetCheckSpec:
+        """The specification of a check of an asset."""
         with warnings.catch_warnings():
             # Partitioned checks are a preview of Dagster 1.13. They keep a status for each query.
             warnings.simplefilter("ignore", dg.PreviewWarning)

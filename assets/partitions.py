@@ -31,6 +31,10 @@ ACTIVE = [
 """The statuses of a run that is queued or running."""
 
 
+ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+"""The statuses of a run that has ended."""
+
+
 def store_key(query: str, store: StorePath) -> str:
     """The partition of a store. Its numbers have leading zeros, so that Dagster sorts them."""
     named = "" if store.store == "default" else f"-{store.store}"

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 import dagster as dg
 
 from statekeeper.assets.jobs import Jobs
+from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import OwnRuns
 from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.maintenance.rounds import due
 
 HEALTH_CRON = "17 * * * *"
 """The default time at which the fleet is examined: minute 17 of each hour."""
@@ -24,7 +27,7 @@ def schedules(
 
     @dg.schedule(
         name=names.of("nightly_sweep"),
-        job=jobs.maintain_query,
+        job=jobs.maintain_queries,
         cron_schedule="0 3 * * *",
         default_status=names.schedule_status,
         required_resource_keys=resources,
@@ -32,13 +35,23 @@ def schedules(
     )
     def nightly_sweep(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         known = set(context.instance.get_dynamic_partitions(names.query_set))
-        found = [name for name in names.fleet_in(context).discover().queries if name in known]
+        at = context.scheduled_execution_time.timestamp()
+        # The sensor requests the others once a day in their own window.
+        found = [
+            name
+            for name, query in names.fleet_in(context).discover().queries.items()
+            if name in known and due.closed_because(query.root.policies.schedule, 0.0, at) is None
+        ]
         if not found:
-            yield dg.SkipReason(f"no query is known yet; the sensor {names.of('changelog_tail')} discovers queries")
+            yield dg.SkipReason(
+                f"no query is known that may be maintained now; the sensor {names.of('changelog_tail')} discovers queries"
+            )
         night = context.scheduled_execution_time.date().isoformat()
-        for name in found:
-            tags = {REASON_TAG: f"nightly sweep of {night}", **names.tags}
-            yield dg.RunRequest(run_key=f"nightly:{name}@{night}", partition_key=name, tags=tags)
+        most = names.fleet_in(context).queries_per_run
+        for number, first in enumerate(range(0, len(found), most), start=1):
+            queries = found[first : first + most]
+            tags = {REASON_TAG: f"nightly sweep of {night}: {counted(len(queries), 'query')}", **names.tags}
+            yield dg.RunRequest(run_key=f"nightly:{night}#{number}", run_config=run_config(names, queries), tags=tags)
 
     @dg.schedule(
         name=names.of("mirror_queries"),

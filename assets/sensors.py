@@ -1,20 +1,26 @@
 """The sensors: they request runs of maintenance, report dead runs, and notify on failures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import UTC, datetime
+from hashlib import sha256
 
 import dagster as dg
 from dagster import DagsterRunStatus
 
 from statekeeper.assets.jobs import Jobs
+from statekeeper.assets.maintenance import Maintenance, queries_in, run_config
 from statekeeper.assets.names import OwnRuns
-from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
-from statekeeper.assets.verdicts import red_queries
+from statekeeper.assets.partitions import ACTIVE, ENDED, QUERY_TAG, REASON_TAG
+from statekeeper.assets.progress import unfinished
+from statekeeper.assets.visits import SNAPSHOT
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import HOLDER_TAG, holder, is_dead
+from statekeeper.resources.worker import HOLDER_TAG, TOLD_TAG, holder, is_dead
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.format import json_records
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds import due
 from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Cursor, Last, Wait
@@ -22,10 +28,19 @@ from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration
 from statekeeper.statestore.maintenance.verbs.fleet import Query, forget_seconds
 
+_MOST_RUNS = 200
+"""The most ended runs that a tick reads. Only after a long pause of the sensor are there more since the previous tick; then
+a query may be maintained once more than needed."""
+
+_DAY_SECONDS = 86_400.0
+
+_OVERLAP_SECONDS = 600.0
+"""Time before the previous tick from which runs are read again: the clocks of machines differ."""
+
 
 @dataclass(frozen=True)
 class _Watched:
-    """What the sensors of a fleet know of its other definitions."""
+    """What the sensors of a fleet know of its other definitions. `snapshot`, `fleet_health`: assets."""
 
     runs: OwnRuns
     jobs: Jobs
@@ -38,21 +53,21 @@ def sensors(
     jobs: Jobs,
     prune_history: dg.JobDefinition,
     *,
-    snapshot: dg.AssetsDefinition,
+    maintenance: Maintenance,
     fleet_health: dg.AssetsDefinition,
 ) -> list[dg.SensorDefinition]:
     """Make the sensors of a fleet."""
-    names, watched = runs.names, _Watched(runs, jobs, snapshot.key, fleet_health.key)
+    names, watched = runs.names, _Watched(runs, jobs, maintenance.keys[SNAPSHOT], fleet_health.key)
 
     @dg.sensor(
         name=names.of("changelog_tail"),
-        jobs=[jobs.maintain_query, jobs.refresh_fleet_health],
+        jobs=[jobs.maintain_queries, jobs.refresh_fleet_health],
         minimum_interval_seconds=15,
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
-        description="Requests a run of maintain_query for each query with at least `snapshot.changelogs` new versions, or "
-        "whose replay exceeds `snapshot.restore_target`. It also discovers queries. The first tick that finds a query "
-        "requests the health of the fleet.",
+        description=f"Requests one run of {names.of('maintain_queries')} for the queries with at least "
+        "`snapshot.changelogs` new versions, or whose replay exceeds `snapshot.restore_target`. It also discovers queries. "
+        "The first tick that finds a query requests the health of the fleet.",
     )
     def changelog_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         return _tick(context, watched)
@@ -65,14 +80,15 @@ def sensors(
         description="Reports runs of this fleet whose process is dead as failed, so that changelog_tail retries them.",
     )
     def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        return _report_dead(context, runs)
+        return _report_dead(context, watched)
 
     def notify(context: dg.RunStatusSensorContext) -> dg.SkipReason | None:
         run = context.dagster_run
-        query = run.tags.get(QUERY_TAG)
-        of = f" of {query}" if query else ""
-        cause = _cause(context.for_run_failure())
-        problem = names.notifier_in(context).notify(f"{run.job_name}{of} failed (run {run.run_id}): {cause}")
+        if TOLD_TAG in run.tags:
+            return dg.SkipReason(f"the notice of its query or of the configuration has told of the run {run.run_id}")
+        query, notifier = run.tags.get(QUERY_TAG), names.notifier_in(context)
+        of, at = f" of {query}" if query else "", notifier.link(run.run_id)
+        problem = notifier.notify(f"{run.job_name}{of} failed (run {at}): {_cause(context.for_run_failure())}")
         return None if problem is None else dg.SkipReason(problem)
 
     # The decorator takes the keys of resources from the names of parameters, which would be the same for each fleet.
@@ -80,18 +96,22 @@ def sensors(
         name=names.of("notify_on_failure"),
         run_status=DagsterRunStatus.FAILURE,
         run_status_sensor_fn=notify,
-        monitored_jobs=[jobs.maintain_query, jobs.refresh_fleet_health, prune_history],
+        monitored_jobs=[jobs.maintain_queries, jobs.maintain_query, jobs.refresh_fleet_health, prune_history],
         minimum_interval_seconds=15,
         default_status=names.sensor_status,
         required_resource_keys={names.notifier_key},
-        description="Reports each failed run of this fleet in the log, and to the webhook if there is one.",
+        description="Reports each run of this fleet that died or ended with an error of its own in the log, and to the "
+        "webhook if there is one. The notice of a query reports what is wrong with the query.",
     )
     return [changelog_tail, dead_runs, notify_on_failure]
 
 
 def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorResult:
-    """Request a run of `maintain_query` for each query with at least `snapshot.changelogs` new versions, or whose replay
-    exceeds `snapshot.restore_target`, and discover queries. Lists `commits/` of each query, and reads no state."""
+    """Request one run of `maintain_queries` for the queries that are due, the most urgent first, and discover queries.
+
+    Lists `commits/` of each query, and reads no state. Reads the active runs of the fleet, and those that ended since the
+    previous tick.
+    """
     names = watched.runs.names
     fleet = names.fleet_in(context)
     cursor = due.parse(context.cursor)
@@ -105,35 +125,51 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
     for name, problem in found.problems.items():
         context.log.warning("%s: %s", printable(name), printable(problem))
     now = SystemClock().now_seconds()
-    lasts = {name: _last(context.instance, watched, name) for name in found.queries}
-    known_requests = {
-        name: _measured(context.instance, watched.snapshot, query, asked) if lasts[name] is Last.SUCCEEDED else asked
+    lasts, died = _lasts(context.instance, watched, cursor)
+    before = {
+        name: _measured(context.instance, watched.snapshot, query, asked)
+        if lasts.get(name) is Last.SUCCEEDED
+        else due.failed(asked)
+        if lasts.get(name) is Last.FAILED
+        else asked
         for name, query in found.queries.items()
         if (asked := cursor.asked.get(name))
     }
     decided = {
         name: due.decide(
             query.version,
-            known_requests.get(name),
-            lasts[name],
+            before.get(name),
+            lasts.get(name, Last.NONE),
             long_tail=query.root.policies.snapshot.changelogs,
             now_seconds=now,
+            schedule=query.root.policies.schedule,
+            sweep=_sweep(query, before.get(name), now),
         )
         for name, query in found.queries.items()
     }
-    asks = sorted(((name, one) for name, one in decided.items() if isinstance(one, Ask)), key=lambda item: -item[1].new)
-    asks = asks[: fleet.runs_per_tick]
+    due_now = {name: one for name, one in decided.items() if isinstance(one, Ask)}
+    batches = due.batches(due_now, died, most=fleet.queries_per_run)
     known = set(context.instance.get_dynamic_partitions(names.query_set))
     changes = _changes(known, found, cursor, configuration, now)
-    requested = {name: one for name, one in cursor.asked.items() if name not in changes.forgotten}
-    requested |= {name: one.asked for name, one in decided.items() if isinstance(one, Wait)}
-    requested |= {name: one.asked for name, one in asks}
-    requests = [_request(name, one, found.queries[name], watched) for name, one in asks]
+    remembered = {
+        **cursor.asked,
+        **before,
+        **{name: one.asked for name, one in decided.items() if isinstance(one, Wait)},
+    }
+    remembered |= {name: one.asked for batch in batches for name, one in batch.items()}
+    requests = [_request(batch, watched) for batch in batches]
     requests += _first_health(context.instance, found, watched)
+    after = Cursor(
+        asked={name: one for name, one in remembered.items() if name not in changes.forgotten},
+        gone_since_seconds=changes.gone_since_seconds,
+        added=changes.added,
+        died={name: times for name, times in died.items() if name in remembered and name not in changes.forgotten},
+        looked_seconds=now,
+    )
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else _skip_reason(found, decided, lasts),
-        cursor=Cursor(requested, changes.gone_since_seconds, changes.added).encoded(),
+        cursor=after.encoded(),
         dynamic_partitions_requests=[
             *([names.queries.build_add_request(changes.new)] if changes.new else []),
             *([names.queries.build_delete_request(changes.forgotten)] if changes.forgotten else []),
@@ -141,9 +177,10 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
     )
 
 
-def _report_dead(context: dg.SensorEvaluationContext, runs: OwnRuns) -> dg.SkipReason:
+def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SkipReason:
     """Report runs whose process is dead as failed, and release their leases. Otherwise the run of a killed process would
-    stay STARTED and block its query. It requests no run: `changelog_tail` retries the query."""
+    stay STARTED and block its queries. It requests no run: `changelog_tail` retries the queries."""
+    runs = watched.runs
     fleet = runs.names.fleet_in(context)
     all_started = context.instance.get_runs(filters=runs.filter(statuses=[DagsterRunStatus.STARTED]))
     started = [run for run in all_started if HOLDER_TAG in run.tags and runs.include(run)]
@@ -152,28 +189,19 @@ def _report_dead(context: dg.SensorEvaluationContext, runs: OwnRuns) -> dg.SkipR
         context.instance.report_run_failed(
             run, "the process of the run is dead: it was killed, or its machine restarted"
         )
-        try:
-            _free_lease(fleet, run)
-        except StatekeeperError as error:
-            context.log.warning("the lease of the dead run %s expires in ten minutes: %s", run.run_id, error)
+        by_hand = run.tags.get(QUERY_TAG)
+        for query in [by_hand] if by_hand else sorted(unfinished(run.tags, queries_in(runs.names, run))):
+            try:
+                _free_lease(fleet, run, query)
+            except StatekeeperError as error:
+                context.log.warning("%s: the lease of the dead run expires in ten minutes: %s", printable(query), error)
     return dg.SkipReason(
         f"{len(started)} runs of this fleet are started; {len(dead)} of them were dead and are reported as failed"
     )
 
 
 def _cause(context: dg.RunFailureSensorContext) -> str:
-    """The red blocking checks of a run with their files and next commands, else the error of the step or of the run.
-
-    If other queries are red, too, the fleet's verdict follows, which names the worst query.
-    """
-    events = context.instance.all_logs(context.dagster_run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    found = [event.get_dagster_event().asset_check_evaluation_data for event in events]
-    red = [one for one in found if one.blocking and not one.passed and one.severity is dg.AssetCheckSeverity.ERROR]
-    fleet = {one.check_name: one for one in found if one.partition is None and red_queries(one) > 1}
-    if red:
-        parts = [f"{one.check_name}: {one.description}" for one in red]
-        parts += [f"Fleet: {fleet[one.check_name].description}" for one in red if one.check_name in fleet]
-        return " | ".join(parts)
+    """The error of the step, or of the run."""
     errors = [event.step_failure_data.error for event in context.get_step_failure_events()]
     # The cause is Statekeeper's error; the outer error only says that the step failed.
     causes = [(error.cause or error).message.strip() for error in errors if error is not None]
@@ -205,12 +233,28 @@ def _changes(
     return _Changes(sorted(new), forgotten, since, ((cursor.added & known) | new) - set(forgotten))
 
 
-def _request(name: str, ask: Ask, query: Query, watched: _Watched) -> dg.RunRequest:
+def _sweep(query: Query, asked: Asked | None, now_seconds: float) -> tuple[float, float] | None:
+    """The age of the newest request, and the age after which the next one follows also without new versions: a query that
+    may not be maintained at night, when the schedule does this, is maintained once a day in its own window."""
+    if asked is None or query.root.policies.schedule.window is None:
+        return None
+    return now_seconds - asked.at_seconds, _DAY_SECONDS
+
+
+def _request(asks: Mapping[str, Ask], watched: _Watched) -> dg.RunRequest:
+    """Request one run for these queries. Dagster creates one run for equal run keys, that is, for the same versions and
+    attempts of the same queries."""
+    keys = [ask.run_key(name) for name, ask in asks.items()]
+    first, ask = next(iter(asks.items()))
+    reason, key = f"{first}: version {ask.asked.version:,}: {ask.reason}", keys[0]
+    if len(asks) > 1:
+        reason = f"{counted(len(asks), 'query')}; first {reason}"
+        key = f"{key}+{len(asks) - 1}:{sha256(json_records.encoded(sorted(keys))).hexdigest()[:16]}"
     return dg.RunRequest(
-        run_key=ask.run_key(name),
-        partition_key=name,
-        tags={REASON_TAG: f"version {query.version:,}: {ask.reason}", **watched.runs.names.tags},
-        job_name=watched.jobs.maintain_query.name,
+        run_key=key,
+        run_config=run_config(watched.runs.names, list(asks)),
+        tags={REASON_TAG: printable(reason), **watched.runs.names.tags},
+        job_name=watched.jobs.maintain_queries.name,
     )
 
 
@@ -241,26 +285,47 @@ def _first_health(instance: dg.DagsterInstance, found: fleets.Fleet, watched: _W
     return [dg.RunRequest(run_key="first_fleet_health", tags=tags, job_name=name)]
 
 
-def _free_lease(fleet: Fleet, run: dg.DagsterRun) -> None:
-    query, dead = run.tags.get(QUERY_TAG), run.tags.get(HOLDER_TAG)
-    if query and dead:
+def _free_lease(fleet: Fleet, run: dg.DagsterRun, query: str) -> None:
+    dead = run.tags.get(HOLDER_TAG)
+    if dead:
         storage = fleet.open(query).storage
         by = holder(run.run_id)
         lease.break_dead_lease(storage, dead, run=RandomIds().fresh(), by=by, clock=SystemClock())
 
 
-def _last(instance: dg.DagsterInstance, watched: _Watched, query: str) -> Last:
-    """The status of the newest run of the query in this fleet, whoever requested it."""
-    of_query = partial(watched.runs.filter, job_name=watched.jobs.maintain_query.name, tags={QUERY_TAG: query})
-    if instance.get_runs(filters=of_query(statuses=ACTIVE), limit=1):
-        return Last.ACTIVE
-    newest = instance.get_runs(filters=of_query(), limit=1)
-    if not newest:
-        return Last.NONE
-    return Last.SUCCEEDED if newest[0].status is DagsterRunStatus.SUCCESS else Last.FAILED
+def _lasts(instance: dg.DagsterInstance, watched: _Watched, cursor: Cursor) -> tuple[dict[str, Last], dict[str, int]]:
+    """The status of the newest run of each query, whoever requested it, if it is active or has ended since the previous
+    tick; and the times that a run died with a query."""
+    runs, lasts, died = watched.runs, dict[str, Last](), dict(cursor.died)
+    for run in instance.get_runs(filters=runs.filter(statuses=ACTIVE)):
+        lasts |= dict.fromkeys(_queries_of(run, watched), Last.ACTIVE)
+    since = None
+    if cursor.looked_seconds is not None:
+        since = datetime.fromtimestamp(cursor.looked_seconds - _OVERLAP_SECONDS, UTC)
+    for run in instance.get_runs(filters=runs.filter(statuses=ENDED, updated_after=since), limit=_MOST_RUNS):
+        queries = _queries_of(run, watched)
+        is_of_many = run.job_name == watched.jobs.maintain_queries.name
+        has_ended_well = run.status is DagsterRunStatus.SUCCESS
+        left = unfinished(run.tags, queries) if is_of_many else set() if has_ended_well else set(queries)
+        for name in queries:
+            if name in lasts:
+                continue  # a newer run has it
+            lasts[name] = Last.FAILED if name in left else Last.SUCCEEDED
+            died.pop(name, None)
+            if name in left and is_of_many and not has_ended_well:
+                died[name] = due.failed(cursor.asked[name]).attempts if name in cursor.asked else 1
+    return lasts, died
 
 
-def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dict[str, Last]) -> str:
+def _queries_of(run: dg.DagsterRun, watched: _Watched) -> list[str]:
+    """The queries that a run maintains."""
+    if run.job_name == watched.jobs.maintain_queries.name:
+        return queries_in(watched.runs.names, run)
+    name = run.tags.get(QUERY_TAG)
+    return [name] if name is not None and run.job_name == watched.jobs.maintain_query.name else []
+
+
+def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: Mapping[str, Last]) -> str:
     """The reason for a tick without requests, in figures."""
     if not decided:
         return (
@@ -268,7 +333,7 @@ def _skip_reason(found: fleets.Fleet, decided: dict[str, Ask | Wait], lasts: dic
             f"{len(found.problems)} cannot be reached"
         )
     name, furthest = max(decided.items(), key=lambda item: item[1].new)
-    active = sum(last is Last.ACTIVE for last in lasts.values())
+    active = sum(lasts.get(name) is Last.ACTIVE for name in decided)
     return (
         f"{len(decided)} queries, none is due; closest is {name}: {furthest.reason}; "
         f"{active} have a queued or running run, {len(found.problems)} cannot be reached"

@@ -36,6 +36,9 @@ class OpenedQuery:
         return with_name(text, self.name, before=("--config", self.config_file))
 
 
+QUERIES_PER_RUN = 25
+"""Default of the most queries that one run maintains."""
+
 FLEET_TAG = "statekeeper/fleet"
 """The tag of a run with the name of its fleet. Other teams and other fleets can use the same Dagster instance. The jobs of
 a fleet have it, so their runs have it before they start."""
@@ -59,9 +62,8 @@ class Fleet(dg.ConfigurableResource):
     """The liveness lock of the run that uses the fleet."""
     quiet_seconds: float = QUIET_SECONDS
     """Seconds without a change after which a query counts as stopped."""
-    runs_per_tick: int = 20
-    """The most runs that one tick of the sensor `changelog_tail` requests; the other queries are due at the next tick. A
-    request costs a tick 0.4 s of its 60 s."""
+    queries_per_run: int = QUERIES_PER_RUN
+    """The most queries of one run of `maintain_queries`; the other queries are due at the next tick."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Tag the run with the name of the fleet, also if a person launched an asset without its job."""
@@ -81,9 +83,13 @@ class Fleet(dg.ConfigurableResource):
         """Find the checkpoints. Raises `BadConfiguration`."""
         return fleet.discover(self.configuration())
 
-    def open(self, query: str) -> OpenedQuery:
-        """Open a checkpoint by its name. Raises `BadConfiguration`, or `StorageError` for an unknown name."""
-        root = self.configuration().find(query)
+    def open(self, query: str, configuration: Configuration | None = None) -> OpenedQuery:
+        """Open a checkpoint by its name. Raises `BadConfiguration`, or `StorageError` for an unknown name.
+
+        `configuration`: the one to use; default: that of the file.
+        """
+        configuration = configuration or self.configuration()
+        root = configuration.find(query)
         return OpenedQuery(
             name=query,
             storage=open_storage(root.spec),

@@ -18,6 +18,10 @@ import dagster as dg
 from filelock import FileLock, Timeout
 
 HOLDER_TAG = "statekeeper/holder"
+
+TOLD_TAG = "statekeeper/told"
+"""The tag of a run whose failure people know from the notice of the query or of the configuration."""
+
 _FOLDER = "workers"
 
 

@@ -95,9 +95,18 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
         listens = Path(short) / "code"
         workspace = home / "workspace.yaml"
         workspace.write_text(_WORKSPACE.format(socket=listens))
-        environment = _environment(home, configuration.resolve(), health_cron)
+        environment = _environment(home, configuration.resolve(), health_cron, port)
         with Children(_commands(listens, workspace, home / LOGS, port), environment, SystemClock()) as children:
             yield Platform(f"http://{HOST}:{port}", children)
+
+
+_DAEMON = """\
+import sys
+from importlib.metadata import entry_points
+[daemon, *_] = entry_points(group="console_scripts", name="dagster-daemon")
+sys.exit(daemon.load()())
+"""
+"""Runs `dagster-daemon`. Its module is private, and its script need not be in the folder of the interpreter."""
 
 
 def _configure(path: Path) -> None:
@@ -110,23 +119,24 @@ def _configure(path: Path) -> None:
 
 def _commands(listens: Path, workspace: Path, logs: Path, port: int) -> list[Command]:
     def command(name: str, *arguments: str, after: Path | None = None) -> Command:
-        return Command(name, [sys.executable, "-m", *arguments], logs / f"{name}.log", after)
+        return Command(name, [sys.executable, *arguments], logs / f"{name}.log", after)
 
     code = ("--module-name", "statekeeper.assets.definitions", "--location-name", "statekeeper")
     where = ("--workspace", str(workspace))
     return [
-        command("code-server", "dagster", "api", "grpc", "--socket", str(listens), *code),
-        command("webserver", "dagster_webserver", "--host", HOST, "--port", str(port), *where, after=listens),
-        command("daemon", "dagster._daemon", "run", *where, after=listens),
+        command("code-server", "-m", "dagster", "api", "grpc", "--socket", str(listens), *code),
+        command("webserver", "-m", "dagster_webserver", "--host", HOST, "--port", str(port), *where, after=listens),
+        command("daemon", "-c", _DAEMON, "run", *where, after=listens),
     ]
 
 
-def _environment(home: Path, configuration: Path, health_cron: str | None) -> Mapping[str, str]:
+def _environment(home: Path, configuration: Path, health_cron: str | None, port: int) -> Mapping[str, str]:
     environment = {**os.environ, "DAGSTER_HOME": str(home), "STATEKEEPER_CONFIG": str(configuration)}
     # Each run starts an interpreter, which takes twice as long without compiled modules.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # Dagster starts its telemetry threads in spite of dagster.yaml, and they upload the files in DAGSTER_HOME/logs.
     environment["DAGSTER_DISABLE_TELEMETRY"] = "yes"
+    environment.setdefault("STATEKEEPER_UI_URL", f"http://{HOST}:{port}")
     if health_cron is not None:
         environment.setdefault("STATEKEEPER_HEALTH_CRON", health_cron)
     return environment

@@ -16,6 +16,7 @@ from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import QUIET_SECONDS
+from tests.support.webhooks import Webhook
 
 CONFIGURATION = """
 [defaults]
@@ -53,6 +54,11 @@ def schedule_of(fleet: Fleet, name: str) -> Callable[..., Any]:
     return function
 
 
+def job_of(fleet: Fleet, name: str) -> dg.JobDefinition:
+    """A job of a fleet; see `sensor_of`."""
+    return _definitions_of(fleet.config_file, fleet.name).resolve_job_def(name)
+
+
 @cache
 def _definitions_of(config_file: str, name: str) -> dg.Definitions:
     return build({"STATEKEEPER_CONFIG": config_file, "STATEKEEPER_FLEET": name})
@@ -82,6 +88,12 @@ def grown(folder: Path, where: str, batches: int) -> Checkpoint:
     made = Checkpoint(open_storage(str(folder / where)), folder / f"job of {where.replace('/', ' ')}")
     made.grow(batches)
     return made
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook.opened() as made:
+        yield made
 
 
 @pytest.fixture

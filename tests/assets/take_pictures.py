@@ -23,12 +23,10 @@ PICTURES = REPOSITORY / "docs" / "pictures"
 SIZE = "1500,1000"
 
 
-def pages(platform: Running) -> dict[str, str]:
+def pages() -> dict[str, str]:
     """The pages, by the name of their picture."""
-    newest = platform.runs(statuses=["SUCCESS"])[0]["runId"]
     return {
         "asset-graph": "assets/lineage?view=lineage&lineageScope=neighbors&lineageDepth=3",
-        "run": f"runs/{newest}",
         "check": "assets/lineage?view=checks&checkDetail=lineage_is_gapless",
         "fleet-health": "assets/fleet_health?view=events",
         "lineage": "assets/lineage?view=events",
@@ -108,7 +106,7 @@ def main() -> int:
             platform.wait_for("deletions, and points of a plot", is_something_to_see, chosen.minutes * 60 + 240)
             keep_copies(platform, folder)
             keep_mirror(platform)
-            for picture, page in pages(platform).items():
+            for picture, page in pages().items():
                 if chosen.only and picture not in chosen.only:
                     continue
                 target = PICTURES / f"ui-{picture}.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ import dagster as dg
 import pytest
 
 from statekeeper.assets.history import delete_ended_runs
+from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names, OwnRuns
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from tests.assets.conftest import schedule_of
+from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
+from tests.assets.conftest import grown, schedule_of, sensor_of
 from tests.support.checkpoints import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,6 +103,16 @@ def test_a_fresh_interpreter_loads_the_workspace_from_any_directory(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("folder", ["assets", "resources"])
+def test_only_the_public_api_of_dagster_is_used(folder: str) -> None:
+    code = {path.name: path.read_text() for path in (REPOSITORY / folder).rglob("*.py")}
+    assert [
+        name
+        for name, text in code.items()
+        if re.search(r"\b(dagster|dg)\._|\b(event_log|run|schedule)_storage\b", text)
+    ] == []
+
+
 def test_a_run_imports_neither_spark_nor_pandas_nor_a_plotting_library() -> None:
     code = (
         "import sys, statekeeper.dagster; print([m for m in ('pyspark', 'pandas', 'matplotlib') if m in sys.modules])"
@@ -124,12 +137,43 @@ def swept(instance: dg.DagsterInstance, fleet: Fleet) -> list[dg.RunRequest | dg
         return list(schedule_of(fleet, "nightly_sweep")(context))
 
 
-def test_each_night_requests_one_run_per_known_query(
+def test_each_night_requests_few_runs_for_all_known_queries(
     configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
 ) -> None:
+    known = ["flights", "jobs.a", "jobs.b"]
+    for name in ("a", "b", "unknown"):
+        grown(configuration.parent, f"jobs/{name}/state", 1)
+    instance.add_dynamic_partitions(QUERY_SET, known)
+    fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker(), queries_per_run=2)
+    requests = [one for one in swept(instance, fleet) if isinstance(one, dg.RunRequest)]
+    assert [(one.run_key, one.run_config) for one in requests] == [
+        ("nightly:2026-03-01#1", run_config(Names(fleet=""), known[:2])),
+        ("nightly:2026-03-01#2", run_config(Names(fleet=""), known[2:])),
+    ]
+
+
+def test_a_query_with_a_window_is_maintained_once_a_day_in_its_window_and_not_at_night(
+    configuration: Path,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    window = 'schedule = { window = "22:00-02:00" }'
+    configuration.write_text(configuration.read_text().replace("[roots.flights]", f"[roots.flights]\n{window}"))
     fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path), worker=Worker())
-    requests = swept(instance, fleet)
-    assert [(one.partition_key, one.run_key) for one in requests] == [("flights", "nightly:flights@2026-03-01")]
+    (skipped,) = swept(instance, fleet)
+    assert isinstance(skipped, dg.SkipReason)
+    asked = datetime(2026, 3, 1, 23, tzinfo=UTC)
+    cursor = Cursor({"flights": Asked(9, 0, asked.timestamp())}).encoded()
+    due = {}
+    for hours in (1, 20, 23, 24):
+        now = (asked + timedelta(hours=hours)).timestamp()
+        monkeypatch.setattr("statekeeper.assets.sensors.SystemClock.now_seconds", lambda _, now=now: now)
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"fleet": fleet}) as context:
+            found = sensor_of(fleet, "changelog_tail")(context).run_requests
+        due[hours] = "maintain_queries" in [one.job_name for one in found]
+    assert due == {1: False, 20: False, 23: False, 24: True}
 
 
 def test_a_night_without_queries_is_skipped_with_a_reason(

@@ -16,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml  # type: ignore[import-untyped]
 from dagster import DagsterRunStatus
 from dagster._core.scheduler.instigation import InstigatorType, TickData, TickStatus
 from dagster._core.test_utils import create_run_for_test
@@ -157,8 +158,11 @@ def test_all_definitions_load_with_their_own_names_and_nothing_of_a_fleet_is_sta
     assert sets["snapshot"] == "streaming_query"
     assert sets["payments/snapshot"] == "payments_streaming_query"
     assert sets["streams/marketing/ads/state_store"] == "ads_state_store"
-    ops = [op for one in nodes.values() for op in one["opNames"]]
-    assert len(ops) == len(set(ops))
+    ops: dict[str, set[str]] = {}
+    for key, one in nodes.items():
+        for op in one["opNames"]:
+            ops.setdefault(op, set()).add(key.rpartition("/")[0])
+    assert {len(prefixes) for prefixes in ops.values()} == {1}, "no op is of two fleets"
 
 
 def test_a_run_of_one_fleet_maintains_its_query_and_touches_nothing_of_the_others(company: Company) -> None:
@@ -173,9 +177,11 @@ def test_a_run_of_one_fleet_maintains_its_query_and_touches_nothing_of_the_other
         {"partitionKeys": ["clicks"], "partitionsDefName": "payments_streaming_query"}
     ]
     requests = {one["jobName"]: one for one in found["runRequests"]}
-    assert set(requests) == {"payments_maintain_query", "payments_refresh_fleet_health"}
-    tags = {one["key"]: one["value"] for one in requests["payments_maintain_query"]["tags"]}
-    assert (tags[FLEET_TAG], tags[QUERY_TAG]) == ("payments", "clicks")
+    assert set(requests) == {"payments_maintain_queries", "payments_refresh_fleet_health"}
+    request = requests["payments_maintain_queries"]
+    assert {"key": FLEET_TAG, "value": "payments"} in request["tags"]
+    config = yaml.safe_load(request["runConfigYaml"])
+    assert config == {"ops": {"payments_visit_queries": {"config": {"queries": ["clicks"]}}}}
     assert company.scheduled("payments_nightly_sweep")["runRequests"] == [], "no partition is known"
     company.ask(
         """mutation($s: RepositorySelector!) { addDynamicPartition(partitionsDefName: "payments_streaming_query",
@@ -184,10 +190,14 @@ def test_a_run_of_one_fleet_maintains_its_query_and_touches_nothing_of_the_other
     )
     (swept,) = company.scheduled("payments_nightly_sweep")["runRequests"]
     assert {"key": FLEET_TAG, "value": "payments"} in swept["tags"]
+    assert yaml.safe_load(swept["runConfigYaml"]) == config
 
-    run = company.launched("payments_maintain_query", {QUERY_TAG: "clicks"})
-    assert run.status is DagsterRunStatus.SUCCESS
-    assert run.tags[FLEET_TAG] == "payments"
+    runs = [
+        company.launched("payments_maintain_queries", config=config),
+        company.launched("payments_maintain_query", {QUERY_TAG: "clicks"}),
+    ]
+    assert [run.status for run in runs] == [DagsterRunStatus.SUCCESS] * 2
+    assert [run.tags[FLEET_TAG] for run in runs] == ["payments"] * 2
     company.payments.assert_right(company.folder / "host")
     clicks = company.instance.get_materialized_partitions(dg.AssetKey(["payments", "retention"]))
     assert clicks == {"clicks"}
@@ -203,7 +213,7 @@ def test_a_run_of_one_fleet_maintains_its_query_and_touches_nothing_of_the_other
         assert company.instance.get_latest_materialization_event(dg.AssetKey(key.split("/"))) is None
     assert files(company.folder / "ads" / "clicks") == before
     (other,) = [one for one in company.sensed("ads_changelog_tail")["runRequests"] if "maintain" in one["jobName"]]
-    assert (other["jobName"], other["runKey"].startswith("maintain:clicks@")) == ("ads_maintain_query", True)
+    assert (other["jobName"], other["runKey"].startswith("maintain:clicks@")) == ("ads_maintain_queries", True)
     assert "0 runs of this fleet are started" in company.sensed("payments_dead_runs")["skipReason"]
     statuses = {name: company.instance.get_run_by_id(run_id).status for name, run_id in foreign.items()}  # type: ignore[union-attr]
     assert statuses == ENDED_AND_STARTED

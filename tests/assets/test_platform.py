@@ -60,8 +60,9 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_and_damage_is_red_
 ) -> None:
     (first,) = succeeded(platform)[:1]
     assert first["tags"]["dagster/sensor_name"] == "changelog_tail", "nobody asked for it but the sensor"
-    assert first["tags"]["dagster/partition"] == "flights"
+    assert first["tags"]["statekeeper/unfinished"] == "none"
     (snapshot,) = platform.materializations("snapshot")
+    assert (snapshot["query"], snapshot["run"]) == ("flights", first["runId"])
     assert (snapshot["longest_tail_before"], snapshot["longest_tail_after"]) == (9, 0)
     assert all(check["success"] for check in platform.checks("lineage").values())
 
@@ -97,7 +98,9 @@ def test_new_commits_cause_runs_that_shorten_tails_and_delete_and_damage_is_red_
 
     grown(configuration.parent, "jobs/orders/state", 2)
     platform.wait_for(
-        "a run of the new query", lambda: platform.runs(tags=[{"key": "dagster/partition", "value": "jobs.orders"}]), 60
+        "a visit of the new query",
+        lambda: "jobs.orders" in {one["query"] for one in platform.materializations("lineage")},
+        60,
     )
     platform.wait_for("the health of the fleet", lambda: platform.materializations("fleet_health"), 90)
 
@@ -139,7 +142,7 @@ def test_a_user_configuration_that_dagster_rejects_is_unchanged_and_the_failed_p
     assert (home / "dagster.yaml").read_text() == "storage: {no such: storage}\n"
 
 
-_COMMANDS = {"webserver": "dagster_webserver", "daemon": "dagster._daemon", "code server": "\0grpc\0"}
+_COMMANDS = {"webserver": "dagster_webserver", "daemon": "dagster-daemon", "code server": "\0grpc\0"}
 
 
 def process_ids(platform: Running) -> dict[str, int]:

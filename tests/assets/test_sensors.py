@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import shutil
 import socket
-import threading
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -15,7 +12,10 @@ import pytest
 from dagster import DagsterRunStatus
 
 from statekeeper.assets import metadata
+from statekeeper.assets.maintenance import run_config
+from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG, REASON_TAG
+from statekeeper.assets.progress import UNFINISHED_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import HOLDER_TAG, Worker
@@ -24,8 +24,10 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds import due
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
-from tests.assets.conftest import QUERIES, grown, sensor_of
+from tests.assets.conftest import QUERIES, grown, job_of, sensor_of
 from tests.support.checkpoints import Checkpoint
+from tests.support.dagster_runs import maintained
+from tests.support.webhooks import Webhook
 
 
 @pytest.fixture
@@ -41,8 +43,13 @@ def tick(fleet: Fleet, instance: dg.DagsterInstance, cursor: str | None = None) 
 
 
 def runs_of(result: dg.SensorResult) -> list[dg.RunRequest]:
-    """The requests of runs that maintain a query."""
-    return [one for one in result.run_requests or () if one.job_name == "maintain_query"]
+    """The requests of runs that maintain queries."""
+    return [one for one in result.run_requests or () if one.job_name == "maintain_queries"]
+
+
+def queries_of(result: dg.SensorResult) -> list[list[str]]:
+    """The queries of each requested run."""
+    return [one.run_config["ops"]["visit_queries"]["config"]["queries"] for one in runs_of(result)]
 
 
 def examined(instance: dg.DagsterInstance) -> None:
@@ -56,14 +63,29 @@ def a_holder(host: str) -> str:
 
 
 def a_run(
-    fleet: Fleet, instance: dg.DagsterInstance, status: DagsterRunStatus, query: str = "flights", **tags: str
+    fleet: Fleet,
+    instance: dg.DagsterInstance,
+    status: DagsterRunStatus,
+    *queries: str,
+    unfinished: str | None = None,
+    **tags: str,
 ) -> str:
+    """Record a run of `maintain_queries`, which no process runs."""
+    left = {} if unfinished is None else {UNFINISHED_TAG: unfinished}
     run = instance.create_run_for_job(
-        job_def=dg.GraphDefinition(name="maintain_query").to_job(),
+        job_def=job_of(fleet, "maintain_queries"),
         status=status,
-        tags={QUERY_TAG: query, FLEET_TAG: fleet.label, **tags},
+        tags={FLEET_TAG: fleet.label, **left, **tags},
+        run_config=run_config(Names(fleet=fleet.label), queries or ["flights"]),
     )
     return run.run_id
+
+
+def a_run_of_one(fleet: Fleet, instance: dg.DagsterInstance, status: DagsterRunStatus) -> str:
+    """Record a run of `maintain_query`, as a person launches it."""
+    job = dg.GraphDefinition(name="maintain_query").to_job()
+    tags = {QUERY_TAG: "flights", FLEET_TAG: fleet.label}
+    return instance.create_run_for_job(job_def=job, status=status, tags=tags).run_id
 
 
 def remembered(result: dg.SensorResult) -> Cursor:
@@ -88,10 +110,9 @@ def test_a_new_query_becomes_a_partition_and_a_run_in_the_same_tick(
 ) -> None:
     grown(configuration.parent, "jobs/orders/state", 2)
     result = tick(fleet, instance)
-    assert [(r.partition_key, r.run_key) for r in runs_of(result)] == [
-        ("flights", "maintain:flights@9#1"),
-        ("jobs.orders", "maintain:jobs.orders@2#1"),
-    ]
+    assert queries_of(result) == [["flights", "jobs.orders"]], "one run, the furthest first"
+    (request,) = runs_of(result)
+    assert (request.run_key or "").startswith("maintain:flights@9#1+1:")
     (added,) = result.dynamic_partitions_requests or ()
     assert added == QUERIES.build_add_request(["jobs.orders"]), "flights is known"
     assert {name: one.version for name, one in remembered(result).asked.items()} == {"flights": 9, "jobs.orders": 2}
@@ -120,7 +141,7 @@ def test_a_request_has_tags_with_its_reason_and_its_fleet(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     (request,) = runs_of(tick(fleet, instance))
-    assert request.tags == {REASON_TAG: "version 9: first run of the query", FLEET_TAG: fleet.config_file}
+    assert request.tags == {REASON_TAG: "flights: version 9: first run of the query", FLEET_TAG: fleet.config_file}
 
 
 def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
@@ -128,7 +149,7 @@ def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
 ) -> None:
     examined(instance)
     first = tick(fleet, instance)
-    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS, unfinished="none")
     flights.grow(3)
     second = tick(fleet, instance, first.cursor)
     assert not runs_of(second)
@@ -144,11 +165,11 @@ def test_no_run_is_requested_while_another_is_active(
     examined(instance)
     cursor = Cursor({"flights": Asked(1, 1, 0.0)}).encoded()
     for status in (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED):
-        run_id = a_run(fleet, instance, status)
-        result = tick(fleet, instance, cursor)
-        assert not runs_of(result)
-        assert "1 have a queued or running run" in why(result)
-        instance.delete_run(run_id)
+        for run_id in (a_run(fleet, instance, status), a_run_of_one(fleet, instance, status)):
+            result = tick(fleet, instance, cursor)
+            assert not runs_of(result)
+            assert "1 have a queued or running run" in why(result)
+            instance.delete_run(run_id)
 
 
 def test_a_failed_run_of_an_idle_query_is_requested_again(
@@ -159,19 +180,86 @@ def test_a_failed_run_of_an_idle_query_is_requested_again(
     assert [request.run_key for request in runs_of(result)] == ["maintain:flights@9#2"]
 
 
-def test_a_tick_requests_a_limited_number_of_runs_and_the_next_tick_the_rest(
+def test_a_run_that_a_person_launched_and_that_failed_is_retried(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    a_run_of_one(fleet, instance, DagsterRunStatus.FAILURE)
+    result = tick(fleet, instance, Cursor({"flights": Asked(9, 0, 0.0)}).encoded())
+    assert queries_of(result) == [["flights"]]
+
+
+def test_only_the_queries_that_a_run_has_not_finished_are_requested_again(
+    fleet: Fleet, configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    for name in ("orders", "clicks"):
+        grown(configuration.parent, f"jobs/{name}/state", 2)
+    every = ("flights", "jobs.clicks", "jobs.orders")
+    asked = Cursor({"flights": Asked(9, 1, 0.0), "jobs.clicks": Asked(2, 1, 0.0), "jobs.orders": Asked(2, 1, 0.0)})
+    failed = a_run(fleet, instance, DagsterRunStatus.SUCCESS, *every, unfinished="1")
+    first = tick(fleet, instance, asked.encoded())
+    assert queries_of(first) == [["jobs.clicks"]], "whose visit failed"
+    assert runs_of(first)[0].run_key == "maintain:jobs.clicks@2#2"
+    assert {name: one.attempts for name, one in remembered(first).asked.items()} == {
+        "flights": 0,
+        "jobs.clicks": 2,
+        "jobs.orders": 0,
+    }
+    instance.delete_run(failed)
+    a_run(fleet, instance, DagsterRunStatus.FAILURE, *every, unfinished="0,2")
+    assert queries_of(tick(fleet, instance, asked.encoded())) == [["flights", "jobs.orders"]], (
+        "which it had not visited"
+    )
+
+
+def test_a_run_that_died_before_it_began_has_failed_for_each_of_its_queries(
+    fleet: Fleet, configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    grown(configuration.parent, "jobs/orders/state", 2)
+    a_run(fleet, instance, DagsterRunStatus.FAILURE, "flights", "jobs.orders")
+    asked = Cursor({"flights": Asked(9, 1, 0.0), "jobs.orders": Asked(2, 1, 0.0)})
+    result = tick(fleet, instance, asked.encoded())
+    assert queries_of(result) == [["flights", "jobs.orders"]]
+    assert remembered(result).died == {"flights": 1, "jobs.orders": 1}
+
+
+def test_a_failure_is_remembered_until_the_query_is_requested_again(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    examined(instance)
+    now = SystemClock().now_seconds()
+    failed = a_run(fleet, instance, DagsterRunStatus.SUCCESS, unfinished="0")
+    first = tick(fleet, instance, Cursor({"flights": Asked(9, 0, now)}).encoded())
+    assert not runs_of(first), "its pause is not over"
+    assert "failed runs: 1; next attempt in" in why(first)
+    instance.delete_run(failed)
+    cursor = remembered(first)
+    assert cursor.asked["flights"].attempts == 1
+    later = replace(cursor, asked={"flights": replace(cursor.asked["flights"], at_seconds=now - 61)})
+    assert queries_of(tick(fleet, instance, later.encoded())) == [["flights"]], "also if its run is no longer read"
+
+
+def test_a_tick_reads_only_the_runs_that_ended_since_the_previous_one(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS, unfinished="0")
+    ahead = Cursor({"flights": Asked(9, 0, 0.0)}, looked_seconds=SystemClock().now_seconds() + 700)
+    assert queries_of(tick(fleet, instance, ahead.encoded())) == []
+    assert queries_of(tick(fleet, instance, replace(ahead, looked_seconds=None).encoded())) == [["flights"]]
+
+
+def test_a_run_has_a_limited_number_of_queries_and_the_next_tick_requests_the_rest(
     fleet: Fleet,
     configuration: Path,
     instance: dg.DagsterInstance,
     flights: Checkpoint,
 ) -> None:
     grown(configuration.parent, "jobs/orders/state", 2)
-    fleet = Fleet(config_file=fleet.config_file, scratch=fleet.scratch, worker=Worker(), runs_per_tick=1)
+    fleet = Fleet(config_file=fleet.config_file, scratch=fleet.scratch, worker=Worker(), queries_per_run=1)
     first = tick(fleet, instance)
-    assert [request.partition_key for request in runs_of(first)] == ["flights"], "the furthest first"
-    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
+    assert queries_of(first) == [["flights"]], "the furthest first"
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS, unfinished="none")
     second = tick(fleet, instance, first.cursor)
-    assert [request.partition_key for request in runs_of(second)] == ["jobs.orders"]
+    assert queries_of(second) == [["jobs.orders"]]
 
 
 def test_a_cursor_of_another_release_is_ignored(
@@ -259,60 +347,53 @@ def test_an_unreadable_lease_does_not_keep_a_dead_run_active(
     assert status_of(instance, dead) is DagsterRunStatus.FAILURE
 
 
-def test_a_failed_run_is_reported_with_its_query_its_file_and_the_next_command(
-    definitions: dg.Definitions,
-    instance: dg.DagsterInstance,
-    flights: Checkpoint,
-    webhook: tuple[str, list[dict[str, str]]],
-    fleet: Fleet,
-) -> None:
-    url, told = webhook
-    broken = flights.stores[0].changelog(flights.versions[9][0])
-    flights.storage.delete([broken])
-    result = definitions.resolve_job_def("maintain_query").execute_in_process(
-        partition_key="flights", instance=instance, raise_on_error=False
-    )
+def notified(
+    fleet: Fleet, instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, url: str
+) -> dg.SkipReason | None:
+    """Call the sensor of failed runs, as the daemon does."""
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
     context = dg.build_run_status_sensor_context(
         sensor_name="notify_on_failure",
         dagster_instance=instance,
-        dagster_run=result.dagster_run,
+        dagster_run=run,
         dagster_event=result.get_run_failure_event(),
-        resources={"notifier": Notifier(webhook=url)},
+        resources={"notifier": Notifier(webhook=url, ui_url="https://dagster.example.com/")},
     ).for_run_failure()
-    assert sensor_of(fleet, "notify_on_failure")(context) is None
-    (message,) = told
-    assert message["text"].startswith("maintain_query of flights failed")
-    assert f"lineage_is_gapless: {broken}" in message["text"], "the check and the file"
-    assert message["text"].endswith(f"Next: statekeeper --config {fleet.config_file} audit flights")
+    found: dg.SkipReason | None = sensor_of(fleet, "notify_on_failure")(context)
+    return found
 
 
-@pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that records the messages that it receives."""
-    told: list[dict[str, str]] = []
-
-    class Hook(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", told
-    server.shutdown()
-    server.server_close()
-
-
-def test_failures_are_sent_to_the_webhook_and_always_logged(
-    webhook: tuple[str, list[dict[str, str]]], caplog: pytest.LogCaptureFixture
+def test_a_run_that_ends_with_an_error_of_its_own_is_reported_with_its_link(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    configuration: Path,
+    webhook: Webhook,
+    fleet: Fleet,
 ) -> None:
-    url, told = webhook
-    assert Notifier(webhook=url).notify("it failed") is None
-    assert told == [{"text": "it failed"}]
+    configuration.write_text("[roots")
+    result = definitions.resolve_job_def("maintain_queries").execute_in_process(instance=instance, raise_on_error=False)
+    assert notified(fleet, instance, result, webhook.url) is None
+    (text,) = webhook.texts
+    link = f"https://dagster.example.com/runs/{result.run_id}"
+    assert text.startswith(f"maintain_queries failed (run {link}): ")
+    assert "statekeeper.toml" in text
+
+
+def test_a_failed_run_is_not_reported_if_the_notice_of_its_query_has_told_it(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, webhook: Webhook, fleet: Fleet
+) -> None:
+    flights.storage.delete([flights.stores[0].changelog(flights.versions[9][0])])
+    result = maintained(definitions, instance)
+    assert not result.success
+    skipped = notified(fleet, instance, result, webhook.url)
+    assert "the notice of its query" in str(skipped)
+    assert webhook.texts == []
+
+
+def test_failures_are_sent_to_the_webhook_and_always_logged(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
+    assert Notifier(webhook=webhook.url).notify("it failed") is None
+    assert webhook.texts == ["it failed"]
     assert Notifier().notify("only the log") is None
     assert "only the log" in caplog.text
     assert "could not be called" in (Notifier(webhook="http://127.0.0.1:1/").notify("nobody listens") or "")
@@ -328,7 +409,7 @@ def test_a_query_is_due_when_its_replay_exceeds_the_restore_target(
     instance.report_runless_asset_event(
         dg.AssetMaterialization("snapshot", partition="flights", metadata={"figures": metadata.figures(figures)})
     )
-    a_run(fleet, instance, DagsterRunStatus.SUCCESS)
+    a_run(fleet, instance, DagsterRunStatus.SUCCESS, unfinished="none")
     first = tick(fleet, instance, Cursor({"flights": Asked(9, 1, 0.0)}).encoded())
     assert runs_of(first) == []
     limit = remembered(first).asked["flights"].versions

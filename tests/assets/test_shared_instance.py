@@ -12,11 +12,13 @@ import pytest
 from dagster import DagsterRunStatus
 
 from statekeeper.assets.definitions import build
+from statekeeper.assets.maintenance import run_config
+from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.worker import HOLDER_TAG, Worker, holder
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor, parse
-from tests.assets.conftest import QUERIES, grown, schedule_of, sensor_of
+from tests.assets.conftest import QUERIES, grown, job_of, schedule_of, sensor_of
 from tests.support.maintainers import QUIET_SECONDS
 
 PRUNE = {"ops": {"delete_old_runs": {"config": {"keep_days": 1}}}}
@@ -197,7 +199,7 @@ def test_pruning_continues_after_a_page_of_runs_of_another_code_location(
 def test_each_run_that_the_fleet_requests_has_its_tag(on_disk: dg.DagsterInstance, orders: Team) -> None:
     grown(orders.folder, "orders", 2)
     requests = orders.tick(on_disk).run_requests or ()
-    assert {request.job_name for request in requests} == {"maintain_query", "refresh_fleet_health"}
+    assert {request.job_name for request in requests} == {"maintain_queries", "refresh_fleet_health"}
     pruning = schedule_of(orders.fleet, "weekly_prune")()
     assert isinstance(pruning, dg.RunRequest)
     assert {request.tags[FLEET_TAG] for request in (*requests, pruning)} == {"orders"}
@@ -205,12 +207,12 @@ def test_each_run_that_the_fleet_requests_has_its_tag(on_disk: dg.DagsterInstanc
 
 def test_the_runs_of_a_query_of_the_same_name_do_not_count(instance: dg.DagsterInstance, orders: Team) -> None:
     grown(orders.folder, "orders", 2)
-    job = dg.GraphDefinition(name="maintain_query").to_job()
-    tags = {QUERY_TAG: "orders", FLEET_TAG: "another"}
-    instance.create_run_for_job(job_def=job, status=DagsterRunStatus.STARTED, tags=tags)
+    tags, config = {FLEET_TAG: "another"}, run_config(Names(fleet="another"), ["orders"])
+    job = job_of(orders.fleet, "maintain_queries")
+    instance.create_run_for_job(job_def=job, status=DagsterRunStatus.STARTED, tags=tags, run_config=config)
     orders.cursor = Cursor({"orders": Asked(1, 1, 0.0)}).encoded()
     requested = orders.tick(instance).run_requests or ()
-    assert "maintain_query" in {request.job_name for request in requested}
+    assert "maintain_queries" in {request.job_name for request in requested}
 
 
 def test_a_dead_run_of_another_fleet_stays(instance: dg.DagsterInstance, orders: Team) -> None:

@@ -87,7 +87,7 @@ class Company:
         answer = self.ask(
             """mutation($s: SensorSelector!) { sensorDryRun(selectorData: $s, cursor: "") { __typename
             ... on PythonError { message } ... on DryRunInstigationTick { evaluationResult { skipReason error { message }
-            runRequests { runKey jobName tags { key value } } dynamicPartitionsRequests { partitionKeys
+            runRequests { runKey jobName tags { key value } runConfigYaml } dynamicPartitionsRequests { partitionKeys
             partitionsDefName } } } } }""",
             s=self.selector(sensorName=sensor),
         )
@@ -100,7 +100,7 @@ class Company:
         answer = self.ask(
             """mutation($s: ScheduleSelector!, $at: Float!) { scheduleDryRun(selectorData: $s, timestamp: $at) {
             __typename ... on PythonError { message } ... on DryRunInstigationTick { evaluationResult { skipReason
-            error { message } runRequests { runKey tags { key value } } } } } }""",
+            error { message } runRequests { runKey tags { key value } runConfigYaml } } } } }""",
             s=self.selector(scheduleName=schedule),
             at=datetime(2026, 3, 1, 3, tzinfo=UTC).timestamp(),
         )
@@ -108,7 +108,9 @@ class Company:
         assert found["error"] is None, found
         return found
 
-    def launched(self, job: str, tags: dict[str, str]) -> dg.DagsterRun:
+    def launched(
+        self, job: str, tags: dict[str, str] | None = None, config: dict[str, Any] | None = None
+    ) -> dg.DagsterRun:
         """Launch a run of a job in the UI, and wait for its end."""
         answer = self.ask(
             """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
@@ -117,7 +119,8 @@ class Company:
             p={
                 "selector": self.selector(jobName=job),
                 "mode": "default",
-                "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+                "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
+                "runConfigData": config or {},
             },
         )
         run_id = answer["run"]["runId"]

@@ -10,10 +10,17 @@ def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.
     return job.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
 
 
+def materializations(result: dg.ExecuteInProcessResult, asset: str) -> list[dg.AssetMaterialization]:
+    """The materializations of an asset in a run."""
+    events = [
+        event.step_materialization_data.materialization for event in result.all_events if event.is_step_materialization
+    ]
+    return [event for event in events if event.asset_key == dg.AssetKey(asset)]
+
+
 def shown(result: dg.ExecuteInProcessResult, asset: str, label: str = "figures") -> dict[str, object]:
     """The metadata of the asset, with the rows of the table with this label."""
-    events = result.asset_materializations_for_node(asset)
-    (event,) = [event for event in events if event.asset_key == dg.AssetKey(asset)]  # beside those of the ledger
+    (event,) = materializations(result, asset)
     found = {name: value.value for name, value in event.metadata.items()}
     table = found.pop(label, None)
     return found | {row.data["figure"]: row.data["value"] for row in (table.records if table else ())}

@@ -72,7 +72,7 @@ class Running:
         logs = sorted((self.home / LOGS).glob("*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in [*logs, self.log])
 
-    def runs(self, job: str | None = "maintain_query", **filters: Any) -> list[dict[str, Any]]:
+    def runs(self, job: str | None = "maintain_queries", **filters: Any) -> list[dict[str, Any]]:
         """The runs of a job, or of all, newest first."""
         query = """query($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 200) { ... on Runs { results {
             runId pipelineName status startTime tags { key value } } } } }"""
@@ -87,7 +87,7 @@ class Running:
               ... on TextMetadataEntry { text }
               ... on TableMetadataEntry { table { records } } } } } } }"""
         found = self.ask(query, key={"path": [asset]}, limit=limit)["assetOrError"].get("assetMaterializations", [])
-        return [{"run": one["runId"], **_figures(one["metadataEntries"])} for one in found]
+        return [{"run": one["runId"], "query": one["partition"], **_figures(one["metadataEntries"])} for one in found]
 
     def checks(self, asset: str) -> dict[str, dict[str, Any]]:
         """The newest evaluation of each check of an asset."""
@@ -128,7 +128,7 @@ class Running:
 
 
 def succeeded(platform: Running, at_least: int = 1) -> list[dict[str, Any]]:
-    """Wait for this number of successful runs of `maintain_query`, and return them newest first."""
+    """Wait for this number of successful runs of `maintain_queries`, and return them newest first."""
 
     def look() -> list[dict[str, Any]] | None:
         runs = platform.runs(statuses=["SUCCESS"])

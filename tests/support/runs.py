@@ -138,6 +138,7 @@ def delete(
     of_audit = cast(Any, None)
     plan = PlannedRetention(
         mode=Mode.FULL,
+        facts=of_audit,
         before=of_audit,
         losses=of_audit,
         gathered=gathered,

@@ -73,6 +73,7 @@ def webhook(notice: Notice, fleet: str) -> dict[str, Any]:
         "at": utc(notice.at_seconds),
         "since": utc(notice.since_seconds),
         "problem": notice.text,
+        "run": notice.run,
     }
 
 
@@ -81,8 +82,10 @@ def pagerduty(notice: Notice, fleet: str, routing_key: str) -> dict[str, Any]:
     event = {"routing_key": routing_key, "dedup_key": _incident(fleet, notice.subject), "client": "Statekeeper"}
     if notice.now is Status.OK:
         return {**event, "event_action": "resolve"}
+    is_url = notice.run.startswith(("https://", "http://"))
     return {
         **event,
+        **({"links": [{"href": notice.run, "text": "Run in Dagster"}]} if is_url else {}),
         "event_action": "trigger",
         "payload": {
             "summary": f"{notice.subject}: {notice.text}"[:_LONGEST_SUMMARY],

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
+import msgspec
+
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import About, Record
@@ -23,6 +25,8 @@ _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0
 _LEAST_SHARE = 10
 _MINUTES_OF_A_DAY = 24 * 60
+_FEWER = 4
+"""After each run that died, a run has so many times fewer of its queries."""
 
 
 class Last(Enum):
@@ -61,16 +65,21 @@ class Cursor:
     gone_since_seconds  the time at which a query disappeared
     added               the partitions that this sensor added, and may delete: another fleet may have added the others. A
                         sensor that loses its cursor deletes no earlier partition
+    died                the attempts of a query when a run died with it, until a visit of it ends; see `batches`
+    looked_seconds      time of the previous tick, since the epoch
     """
 
     asked: Mapping[str, Asked] = field(default_factory=dict)
     gone_since_seconds: Mapping[str, float] = field(default_factory=dict)
     added: frozenset[str] = frozenset()
+    died: Mapping[str, int] = field(default_factory=dict)
+    looked_seconds: float | None = None
 
     def encoded(self) -> str:
         """Encode as text; equal cursors give equal texts."""
         asked = {name: asdict(one) for name, one in self.asked.items()}
-        body = {"asked": asked, "gone_since": self.gone_since_seconds, "added": sorted(self.added)}
+        body: dict[str, object] = {"asked": asked, "gone_since": self.gone_since_seconds, "added": sorted(self.added)}
+        body |= {"died": self.died, "looked": self.looked_seconds}
         return json_records.encoded({"format": FORMAT, **body}, sort_keys=True).decode()
 
 
@@ -81,6 +90,8 @@ class _Written(Record):
     asked: dict[str, Asked]
     gone_since: dict[str, float]
     added: frozenset[str] | None = None
+    died: dict[str, int] = msgspec.field(default_factory=dict)
+    looked: float | None = None
 
 
 def parse(text: str | None) -> Cursor | None:
@@ -91,7 +102,13 @@ def parse(text: str | None) -> Cursor | None:
         found = json_records.decoded(_Written, text.encode(), "cursor", About("cursor"), only_format=FORMAT)
     except (CorruptFile, UnicodeEncodeError):
         return None
-    return Cursor(found.asked, found.gone_since, frozenset(found.asked) if found.added is None else found.added)
+    return Cursor(
+        asked=found.asked,
+        gone_since_seconds=found.gone_since,
+        added=frozenset(found.asked) if found.added is None else found.added,
+        died=found.died,
+        looked_seconds=found.looked,
+    )
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,24 @@ def closed_because(schedule: Schedule, newest_seconds: float, now_seconds: float
     if 0 < left <= schedule.min_interval_seconds:
         return f"schedule.min_interval allows the next run in {left:,.0f} s"
     return None
+
+
+def failed(asked: Asked) -> Asked:
+    """Return a request whose run has failed. A run that nobody requested here, such as that of a night, counts, too."""
+    return replace(asked, attempts=max(asked.attempts, 1))
+
+
+def batches(asks: Mapping[str, Ask], died: Mapping[str, int], *, most: int) -> list[dict[str, Ask]]:
+    """Return the queries of the next runs, in each run those with the most new versions first. Pure.
+
+    At most `most` queries share a run; the others are due at the next look. `died`: the attempts of the queries with which
+    a run died. One of them may be the cause. So they get a run of their own, and each time fewer of them share it.
+    """
+    worst_first = sorted(asks.items(), key=lambda item: -item[1].new)
+    suspects = [(name, ask) for name, ask in worst_first if name in died]
+    share = most // _FEWER ** max((died[name] for name, _ in suspects), default=0)
+    chosen = [(name, ask) for name, ask in worst_first if name not in died][:most], suspects[: max(1, share)]
+    return [dict(one) for one in chosen if one]
 
 
 def pause_seconds(attempts: int) -> float:

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.maintenance.verbs.config import Policies
 
 REMINDER_SECONDS = 86_400.0
+_NO_TEAM = Policies()
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A change of a status, or a reminder. `since_seconds`: when the status before it began, or this one for a reminder."""
+    """A change of a status, or a reminder. `since_seconds`: when the status before it began, or this one for a reminder.
+    `run`: the URL or the name of the run that saw it; "" without one."""
 
     subject: str
     before: Status
@@ -46,6 +49,7 @@ class Notice:
     team: str = ""
     owner: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    run: str = ""
 
     @property
     def is_reminder(self) -> bool:
@@ -53,18 +57,28 @@ class Notice:
         return self.before is self.now
 
     def __str__(self) -> str:
-        owned = f" (owner: {self.owner})" if self.owner else ""
+        about = [f"owner: {self.owner}"] if self.owner else []
+        about += [f"run: {self.run}"] if self.run else []
+        named = f"{self.subject} ({', '.join(about)})" if about else self.subject
         change = f"still {self.now.name}" if self.is_reminder else f"{self.before.name} -> {self.now.name}"
-        return f"{self.subject}{owned}: {change}: {self.text}"
+        return f"{named}: {change}: {self.text}"
 
 
 def next_notice(
-    subject: str, told: Told | None, status: Status, text: str, *, now_seconds: float, is_certain: bool = True
+    subject: str,
+    told: Told | None,
+    status: Status,
+    text: str,
+    *,
+    now_seconds: float,
+    is_certain: bool = True,
+    policies: Policies = _NO_TEAM,
+    run: str = "",
 ) -> tuple[Told | None, Notice | None]:
     """Decide whether a look at a subject causes a notice. Returns what people know then, None if it is OK; and the notice.
 
     `is_certain`: False for a transient error, such as a storage that does not answer. It causes a notice if two consecutive
-    looks find it.
+    looks find it. `policies`: of the subject; `run`: of the notice.
     """
     before = told.status if told else Status.OK
     if status > before and not is_certain and (told is None or told.doubtful is None):
@@ -80,5 +94,14 @@ def next_notice(
     else:
         since, after = told.since_seconds, replace(told, told_seconds=now_seconds, doubtful=None)
     return after, Notice(
-        subject=subject, before=before, now=status, text=text, at_seconds=now_seconds, since_seconds=since
+        subject=subject,
+        before=before,
+        now=status,
+        text=text,
+        at_seconds=now_seconds,
+        since_seconds=since,
+        team=policies.team,
+        owner=policies.owner,
+        labels=dict(policies.labels),
+        run=run,
     )

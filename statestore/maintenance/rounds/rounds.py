@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import BadConfiguration, StatekeeperError
-from statekeeper.statestore.base.messages import counted, with_name, with_next
+from statekeeper.statestore.base.messages import with_name, with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.maintenance.rounds import due, metrics
@@ -109,7 +109,7 @@ class Rounds:
         asked = {name: one.asked for name, one in self._memory.queries.items()}
         committed = {name: one.version - 1 for name, one in asked.items() if one.version > 0}
         found = fleets.discover(self._newest, committed=committed)
-        absent = dict(self._absent(found))
+        absent = dict(absent_in(found, self._newest, visited=self._memory.queries, command=self._command))
         for name, problem in absent.items():
             # A storage may answer again at the next look; a checkpoint that is gone, stays gone.
             self._look(name, problem.status, problem.text, is_certain=is_part(name) or name not in found.problems)
@@ -144,26 +144,7 @@ class Rounds:
         except BadConfiguration as error:
             self._look(self._name, Status.ERROR, str(error))
         else:
-            self._look(self._name, *self._of_configuration())
-
-    def _of_configuration(self) -> tuple[Status, str]:
-        if self._newest.roots or self._newest.parents or self._newest.broken:
-            return Status.OK, "the configuration is valid"
-        return Status.ERROR, "the configuration names no root, so nothing is maintained -> add a table [roots.NAME]"
-
-    def _absent(self, found: Fleet) -> Iterator[tuple[str, Problem]]:
-        """Yield the problems of what cannot be visited. A query that is expected and has no checkpoint is one."""
-        for name, problem in found.problems.items():
-            check = shlex.join(["statekeeper", *self._command, "config", "check"])
-            yield name, Problem(Status.ERROR, with_next(problem, check) if is_part(name) else problem)
-        for name in found.waiting:
-            next_command = self._pasteable("statekeeper inspect ROOT", name)
-            if name in self._memory.queries:
-                text = "the checkpoint has no committed batch any more: it was deleted or moved"
-                yield name, Problem(Status.ERROR, with_next(text, next_command))
-            elif name in self._newest.roots:
-                text = "there is no committed batch yet. Start the query, or correct its url"
-                yield name, Problem(Status.WARN, with_next(text, next_command))
+            self._look(self._name, *of_configuration(self._newest))
 
     def _forget(self, found: Fleet, absent: Mapping[str, Problem]) -> None:
         """Forget queries that the configuration no longer has. A notice closes each problem of what is gone, or of a parent
@@ -175,12 +156,7 @@ class Rounds:
             gone = self._clock.now_seconds() - (remembered.visited_seconds if remembered else 0.0)
             if gone >= forget_seconds(self._newest, name):
                 self._memory.queries.pop(name, None)
-                text = "it is no longer part of the fleet"
-                if is_part(name):
-                    text = "it is valid again, or no longer part of the configuration"
-                elif name in self._newest.parents:
-                    text = "it can be listed again"
-                self._look(name, Status.OK, text)
+                self._look(name, Status.OK, why_gone(name, self._newest))
 
     def _decide(self, query: Query, *, everything: bool) -> Due | str:
         """Return why a query is due, or why not."""
@@ -215,8 +191,7 @@ class Rounds:
             return visit(name, run, reads=self._reads)
         except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
-            what = error if isinstance(error, StatekeeperError) else _defect(error)
-            return failed_visit(name, what, seconds=self._clock.monotonic_seconds() - started)
+            return failed_visit(name, defect_of(error), seconds=self._clock.monotonic_seconds() - started)
 
     def _remember(self, one: Due, done: Visit) -> None:
         """Record a visit, and tell what changed."""
@@ -235,14 +210,10 @@ class Rounds:
             figures=metrics.gauges_of(done) if is_known or before is None else before.figures,
             totals=dict(totals),
         )
-        if done.is_held and done.status is Status.OK:
+        if done.is_undecided:
             self._memory.save()
-            return  # what another maintainer is doing may be the cure
-        text = done.problems[0].text if done.problems else "its audit has no finding"
-        if len(done.problems) > 1:
-            text = f"{text} ({counted(len(done.problems) - 1, 'more problem')})"
-        has_finding = done.after is not None and bool(done.after.findings)
-        self._look(root.name, done.status, text, root=root, is_certain=has_finding or not done.errors)
+            return
+        self._look(root.name, done.status, done.text, root=root, is_certain=done.is_certain)
 
     def _look(
         self, subject: str, status: Status, text: str, *, root: Root | None = None, is_certain: bool = True
@@ -252,6 +223,7 @@ class Rounds:
         The memory is saved before, so that a process that is killed after it has sent a notice does not send it again.
         """
         before = self._memory.told.get(subject)
+        policies = root.policies if root is not None else self._newest.policies_of(subject)
         told, notice = next_notice(
             subject,
             before,
@@ -259,13 +231,10 @@ class Rounds:
             text,
             now_seconds=self._clock.now_seconds(),
             is_certain=is_certain,
+            policies=policies,
         )
         self._know(subject, told)
-        if notice is None:
-            return
-        policies = root.policies if root is not None else self._newest.policies_of(subject)
-        notice = replace(notice, team=policies.team, owner=policies.owner, labels=dict(policies.labels))
-        if not self._tell(notice, self._newest):
+        if notice is not None and not self._tell(notice, self._newest):
             self._know(subject, before)
 
     def _know(self, subject: str, told: Told | None) -> None:
@@ -280,7 +249,44 @@ class Rounds:
         return with_name(text, name, before=self._command)
 
 
-def _defect(error: Exception) -> StatekeeperError:
+def of_configuration(configuration: Configuration) -> tuple[Status, str]:
+    """Return the status of a valid configuration, and its reason."""
+    if configuration.roots or configuration.parents or configuration.broken:
+        return Status.OK, "the configuration is valid"
+    return Status.ERROR, "the configuration names no root, so nothing is maintained -> add a table [roots.NAME]"
+
+
+def absent_in(
+    found: Fleet, configuration: Configuration, *, visited: Collection[str], command: tuple[str, ...]
+) -> Iterator[tuple[str, Problem]]:
+    """Yield the problems of what cannot be visited. A query that is expected and has no checkpoint is one.
+
+    `visited`: queries that had a committed batch before; `command`: options before the verb of a pasted command.
+    """
+    check = shlex.join(["statekeeper", *command, "config", "check"])
+    for name, problem in found.problems.items():
+        yield name, Problem(Status.ERROR, with_next(problem, check) if is_part(name) else problem)
+    for name in found.waiting:
+        next_command = with_name("statekeeper inspect ROOT", name, before=command)
+        if name in visited:
+            text = "the checkpoint has no committed batch any more: it was deleted or moved"
+            yield name, Problem(Status.ERROR, with_next(text, next_command))
+        elif name in configuration.roots:
+            text = "there is no committed batch yet. Start the query, or correct its url"
+            yield name, Problem(Status.WARN, with_next(text, next_command))
+
+
+def why_gone(subject: str, configuration: Configuration) -> str:
+    """Return why a subject with a problem is no subject any more."""
+    if is_part(subject):
+        return "it is valid again, or no longer part of the configuration"
+    return "it can be listed again" if subject in configuration.parents else "it is no longer part of the fleet"
+
+
+def defect_of(error: Exception) -> StatekeeperError:
+    """Return the error of a visit that ended with an exception."""
+    if isinstance(error, StatekeeperError):
+        return error
     return StatekeeperError(
         f"the visit ended with a defect of Statekeeper: {type(error).__name__}: {error}",
         hint="report it with the traceback in the log",

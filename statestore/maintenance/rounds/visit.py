@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from statekeeper.statestore.base.errors import CorruptFile, LeaseLost, RootHeld, StatekeeperError
-from statekeeper.statestore.base.messages import with_next
+from statekeeper.statestore.base.messages import counted, with_next
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome
-from statekeeper.statestore.maintenance.verbs.audit import described, judged
+from statekeeper.statestore.maintenance.verbs.audit import Looked, described, judged
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, perform, prepare, unattended
 from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention, Retention
 from statekeeper.statestore.maintenance.verbs.snapshot import (
@@ -52,16 +52,20 @@ class Visit:
 
     snapshots   the plan and its execution; None if it could not be planned
     retention   likewise
-    after       the audit of what the visit left; None if the checkpoint could not be audited
+    audited     the audit before the deletions, with its facts and its forecast; None if the checkpoint could not be audited
+    after       the audit of what the visit left; likewise
     errors      of the steps that failed; the other steps were made
+    failed      the verbs of these steps
     problems    the most urgent first
     """
 
     name: str
     snapshots: Prepared[PlannedSnapshots, Ended, Snapshots] | None
     retention: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]] | None
+    audited: Looked | None = None
     after: Audit | None
     errors: tuple[StatekeeperError, ...]
+    failed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...]
     requests: RequestCounts
     seconds: float
@@ -82,6 +86,29 @@ class Visit:
         return bool(self.errors) or self.status is Status.ERROR
 
     @property
+    def text(self) -> str:
+        """What people are told of the query."""
+        if not self.problems:
+            return "its audit has no finding"
+        text = self.problems[0].text
+        if len(self.problems) == 1:
+            return text
+        # The command stays at the end.
+        head, mark, command = text.rpartition(". Next: ")
+        more = f"({counted(len(self.problems) - 1, 'more problem')})"
+        return f"{head} {more}{mark}{command}" if mark else f"{text} {more}"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the status cannot pass by itself, as a storage that does not answer can."""
+        return not self.errors or (self.after is not None and bool(self.after.findings))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the visit says nothing of the status: what another maintainer is doing may be the cure."""
+        return self.is_held and self.status is Status.OK
+
+    @property
     def deleted(self) -> tuple[Deleted, ...]:
         """The deletions that were made."""
         return (self.retention.made or ()) if self.retention else ()
@@ -92,8 +119,9 @@ class Visit:
         return (self.snapshots.made or Snapshots()) if self.snapshots else Snapshots()
 
 
-def visit(name: str, run: Run, *, reads: Reads | None = None) -> Visit:
+def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True, deletes: bool = True) -> Visit:
     """Visit a query. `run`: of the snapshots; retention gets a run of its own. `reads`: what earlier visits have read.
+    `takes`, `deletes`: False to only plan snapshots, or retention.
 
     Plans and audits do not repeat reads. What is executed reads the files themselves: that is the check before a deletion.
 
@@ -101,28 +129,42 @@ def visit(name: str, run: Run, *, reads: Reads | None = None) -> Visit:
     """
     before, started = run.storage.requests.snapshot(), run.clock.monotonic_seconds()
     errors: list[StatekeeperError] = []
-    snapshots = retained = after = None
+    failed: set[str] = set()
+    snapshots = retained = audited = after = None
     looking = run if reads is None else replace(run, storage=RememberingStorage(run.storage, reads))
     try:
         snapshots = replace(prepare(Snapshot(), looking), run=run)
-        snapshots = unattended(snapshots)
+        if takes:
+            snapshots = unattended(snapshots)
     except StatekeeperError as error:
         errors.append(error)
+        failed.add(Snapshot.name)
     else:
-        errors += [failed for _, failed in (snapshots.made or Snapshots()).failed]
+        not_taken = [error for _, error in (snapshots.made or Snapshots()).failed]
+        errors += not_taken
+        failed |= {Snapshot.name} if not_taken else set()
     try:
         by_itself = replace(run, id=run.by.ids.fresh())
         retained = replace(prepare(Retention(), replace(by_itself, storage=looking.storage)), run=by_itself)
-        after = retained.plan.before
-        if _deletes(retained):
+        planned = retained.plan
+        audited = Looked(planned.facts, planned.before, planned.forecast, run.storage.requests.since(before))
+        after = planned.before
+        not_made: list[StatekeeperError] = []
+        if deletes and _deletes(retained):
             retained = perform(retained)
-            errors += _damages(retained.made or ())
+            not_made += _damages(retained.made or ())
             # With reads of its own: what was remembered may just have been deleted.
             after = judged(audit.gather(run.storage), run.policies)
-        else:
-            errors += (one for one in retained.refusals if _says_more(one, retained))
+        elif deletes:
+            not_made += (one for one in retained.refusals if _says_more(one, retained))
+        errors += not_made
+        failed |= {Retention.name} if not_made else set()
     except StatekeeperError as error:
         errors.append(error)
+        failed.add(Retention.name)
+        if retained is None:
+            audited = _audited(run)
+            after = None if audited is None else audited.audit
     for one in errors:
         one.name_root(run.pasteable)
     found = tuple(dict.fromkeys(_problems(run, snapshots, after, errors)))
@@ -130,12 +172,24 @@ def visit(name: str, run: Run, *, reads: Reads | None = None) -> Visit:
         name=name,
         snapshots=snapshots,
         retention=retained,
+        audited=audited,
         after=after,
         errors=tuple(errors),
+        failed=frozenset(failed),
         problems=tuple(sorted(found, key=lambda one: -one.status)),
         requests=run.storage.requests.since(before),
         seconds=run.clock.monotonic_seconds() - started,
     )
+
+
+def _audited(run: Run) -> Looked | None:
+    """Audit a checkpoint for which no retention can be planned. None if it cannot be audited either."""
+    before = run.storage.requests.snapshot()
+    try:
+        facts = audit.gather(run.storage)
+    except StatekeeperError:
+        return None
+    return Looked(facts, judged(facts, run.policies), None, run.storage.requests.since(before))
 
 
 def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit:
@@ -146,6 +200,7 @@ def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit
         retention=None,
         after=None,
         errors=(error,),
+        failed=frozenset({Snapshot.name, Retention.name}),
         problems=(Problem(Status.ERROR, str(error)),),
         requests=RequestCounts(),
         seconds=seconds,

@@ -13,7 +13,7 @@ from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.upkeep import audit, retention
-from statekeeper.statestore.maintenance.upkeep.audit import Audit
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts
 from statekeeper.statestore.maintenance.upkeep.retention import (
     Deleted,
     DeletionOutcome,
@@ -36,13 +36,14 @@ from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Tabl
 class PlannedRetention:
     """A retention plan and its facts.
 
-    before          the audit that must report no errors
+    facts, before   the audit that must report no errors, and its facts
     losses          lost versions, and versions that the deletions would lose
     forecast        the files that the plan deletes now, and when the other files can be deleted
     needs_stopped   whether the plan deletes files that a running Spark query may still reference
     """
 
     mode: Mode
+    facts: AuditFacts
     before: Audit
     losses: Losses
     gathered: RetentionFacts
@@ -99,6 +100,7 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
         planned = retention.plan(gathered, policy, stopped=stopped)
         return PlannedRetention(
             mode=run.policies.mode_for(planned.origin),
+            facts=facts,
             before=before,
             losses=losses(facts, before, planned),
             gathered=gathered,

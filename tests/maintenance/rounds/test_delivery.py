@@ -26,6 +26,15 @@ PAGERDUTY_EVENT = {
         "event_action": {"enum": ["trigger", "acknowledge", "resolve"]},
         "dedup_key": {"type": "string", "maxLength": 255},
         "client": {"type": "string"},
+        "links": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["href"],
+                "properties": {"href": {"type": "string"}, "text": {"type": "string"}},
+                "additionalProperties": False,
+            },
+        },
         "payload": {
             "type": "object",
             "required": ["summary", "source", "severity"],
@@ -112,6 +121,20 @@ def test_the_end_of_a_problem_resolves_its_incident(server: tuple[str, list[tupl
     assert [event["event_action"] for event in events] == ["trigger", "trigger", "resolve"]
     assert [event["payload"]["severity"] for event in events[:2]] == ["warning", "error"]
     assert {event["dedup_key"] for event in events} == {"statekeeper/prod/orders"}
+
+
+def test_the_link_to_a_run_is_in_each_format(server: tuple[str, list[tuple[str, Any]]]) -> None:
+    url, received = server
+    channels = Channels(slack=f"{url}/slack", webhook=f"{url}/hook", pagerduty="key", pagerduty_url=f"{url}/events")
+    link = "https://dagster.example.com/runs/1"
+    for run in (link, "1"):
+        deliver(replace(notice(), run=run), channels, fleet="prod")
+    slack, hook, event, _, _, without_link = (body for _, body in received)
+    assert f"run: {link}" in slack["text"]
+    assert hook["run"] == link
+    assert [one["href"] for one in event["links"]] == [link]
+    assert "links" not in without_link, "an id is no link"
+    jsonschema.validate(event, PAGERDUTY_EVENT)
 
 
 def test_a_broken_channel_does_not_silence_the_others_and_its_url_stays_secret(

@@ -12,6 +12,7 @@ from statekeeper.statestore.maintenance.rounds.due import (
     Cursor,
     Last,
     Wait,
+    batches,
     closed_because,
     decide,
     parse,
@@ -164,9 +165,34 @@ def test_a_query_that_was_rolled_back_is_due() -> None:
     assert "rolled back" in ask.reason
 
 
+def asks(**new: int) -> dict[str, Ask]:
+    return {name: Ask(Asked(count, 1, NOW), count, "due") for name, count in new.items()}
+
+
+def test_a_run_has_the_queries_with_the_most_new_versions_first_and_the_others_wait() -> None:
+    found = batches(asks(a=1, b=3, c=2), {}, most=2)
+    assert [list(one) for one in found] == [["b", "c"]]
+
+
+def test_the_queries_of_a_run_that_died_share_no_run_with_others_and_each_time_with_fewer() -> None:
+    due_now = asks(**{f"q{number:02d}": 100 - number for number in range(20)})
+    suspects = [name for name in due_now if name < "q16"]
+    sizes = [
+        [len(one) for one in batches(due_now, dict.fromkeys(suspects, attempts), most=25)] for attempts in (1, 2, 3, 99)
+    ]
+    assert sizes == [[4, 6], [4, 1], [4, 1], [4, 1]]
+    healthy, isolated = batches(due_now, dict.fromkeys(suspects, 1), most=25)
+    assert set(healthy).isdisjoint(suspects)
+    assert list(isolated) == suspects[:6]
+
+
+def test_without_a_due_query_there_is_no_run() -> None:
+    assert batches({}, {"a": 1}, most=25) == []
+
+
 @given(st.dictionaries(st.text(min_size=1), st.builds(Asked, st.integers(0), st.integers(0), st.floats(0, 1e12))))
 def test_a_cursor_survives_a_round_trip(asked: dict[str, Asked]) -> None:
-    cursor = Cursor(asked, {"gone": 3.0})
+    cursor = Cursor(asked, {"gone": 3.0}, died={"a": 2}, looked_seconds=NOW)
     assert parse(cursor.encoded()) == cursor
     again = parse(cursor.encoded())
     assert again is not None

@@ -42,6 +42,7 @@ from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles
 from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 from statekeeper.statestore.maintenance.verbs.unpack import Unpack
+from tests.support.dagster_runs import materializations
 from tests.support.entry_points import (
     DELETED,
     HALF_RESCALED,
@@ -449,8 +450,7 @@ def planned_by_launch(world: World, case: Case) -> str:
 
 
 def _refusal(world: World, result: dg.ExecuteInProcessResult, asset: str) -> str | None:
-    # The node also materializes the stores of the ledger.
-    made = next(one for one in result.asset_materializations_for_node(asset) if one.asset_key == dg.AssetKey(asset))
+    (made,) = materializations(result, asset)
     shown = made.metadata["refusal"].value
     return None if shown == "none" else comparable(world, str(shown))
 

@@ -1,0 +1,119 @@
+"""What Dagster's history knows of a query: the checks that are red, and what people were told.
+
+It is in the newest observation of an asset for the query. It is no source of truth: without it, the next visit of a query
+sends the notice of each problem again.
+
+*Guarantee*: the memory is in Dagster's storage before a notice is sent: the generator of an op continues after its event
+was stored. So a killed run tells nothing twice. A notice that it could not send any more follows as a reminder. A notice
+that no channel accepted is sent again at the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+import msgspec
+
+from statekeeper.assets import metadata
+from statekeeper.assets.names import Names
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.format import json_records
+from statekeeper.statestore.format.json_records import Record
+from statekeeper.statestore.maintenance.rounds.notices import Told, next_notice
+from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
+
+FORMAT = 1
+_MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Red:
+    """A red evaluation: whether it is an ERROR, and its description, which names the file and the next command."""
+
+    is_error: bool
+    description: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a query: what people were told, None if it is OK; and its red checks."""
+
+    told: Told | None = None
+    red: Mapping[str, Red] = field(default_factory=dict)
+
+
+class _Written(Record):
+    format: int
+    told: Told | None = None
+    red: dict[str, Red] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The newest look at a query, or at another subject of notices. `is_certain`: see `next_notice`."""
+
+    subject: str
+    status: Status
+    text: str
+    is_certain: bool = True
+
+
+def observation(key: dg.AssetKey, known: Known, look: Look) -> dg.AssetObservation:
+    """Return the observation that remembers this."""
+    body = {"format": FORMAT, "told": known.told, "red": known.red}
+    shown: metadata.Metadata = {
+        "status": look.status.name,
+        "description": printable(look.text),
+        _MEMORY: dg.MetadataValue.json(json_records.as_json(body)),
+    }
+    return dg.AssetObservation(key, partition=look.subject, metadata=shown)
+
+
+def tell(
+    context: Any,
+    names: Names,
+    key: dg.AssetKey,
+    known: Known,
+    look: Look,
+    policies: Policies,
+    configuration: Configuration,
+) -> Iterator[dg.AssetObservation]:
+    """Remember a look, and send the notice that it causes, from the generator of an op or of an asset."""
+    notifier = names.notifier_in(context)
+    now_known, notice = next_notice(
+        look.subject,
+        known.told,
+        look.status,
+        look.text,
+        now_seconds=SystemClock().now_seconds(),
+        is_certain=look.is_certain,
+        policies=policies,
+        run=notifier.link(context.run.run_id),
+    )
+    yield observation(key, Known(now_known, known.red), look)
+    if notice is not None and not notifier.send(notice, configuration, fleet=names.fleet):
+        yield observation(key, known, look)
+
+
+def read(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> Known:
+    """Read what is known of a query: one query to Dagster's storage."""
+    records = instance.fetch_observations(dg.AssetRecordsFilter(key, asset_partitions=[partition]), limit=1).records
+    found = records[0].asset_observation if records else None
+    return Known() if found is None else parse(found)
+
+
+def parse(found: dg.AssetObservation) -> Known:
+    """Return what an observation remembers; nothing if a program of another release, or another program, has made it."""
+    value = found.metadata.get(_MEMORY)
+    if not isinstance(value, dg.JsonMetadataValue):
+        return Known()
+    try:
+        written = json_records.converted(_Written, value.value)
+    except ValueError:
+        return Known()
+    return Known(written.told, written.red) if written.format == FORMAT else Known()
