@@ -31,7 +31,7 @@ def config() -> None:
     """Examine the configuration. It only reads."""
 
 
-@config.command()
+@config.command(short_help="Show each policy with its source, and what is wrong.")
 @click.argument("roots", metavar="[ROOT]...", nargs=-1, shell_complete=complete_root)
 @click.option("--offline", is_flag=True, help="Read only the files. The folders of [parents] are not listed.")
 @storage_options

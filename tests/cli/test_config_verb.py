@@ -87,8 +87,11 @@ def test_what_must_be_corrected_is_a_finding(teams: Path) -> None:
     assert "did you mean payments?" in findings["teams.paymants"]
     assert "it matches no query of this file -> correct it, for example to match payers" in findings['policies."paym*"']
     assert not any(one["is_unreadable"] for one in found["findings"])
-    roots = {one["root"] for one in found["roots"]}
-    assert roots == {"also", "payers"}, "a root replaces the folder of a parent"
+    for name in ("also", "jobs.orders", "payers", "jobs.clicks"):
+        assert "neither is maintained" in findings[name], (
+            "a root of another file does not replace the policies of a parent"
+        )
+    assert {one["root"]: one["state"] for one in found["roots"]} == {"also": "ambiguous", "payers": "ambiguous"}
 
 
 def test_a_file_or_checkpoint_that_cannot_be_read_has_its_own_exit_code(teams: Path) -> None:

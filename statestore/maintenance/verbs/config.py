@@ -60,6 +60,7 @@ import difflib
 import fnmatch
 import glob
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -635,8 +636,10 @@ _NOT_MAINTAINED = "neither is maintained, because it is unknown which one is mea
 
 
 def place_of(spec: StorageSpec) -> tuple[object, ...]:
-    """Return the identity of a place: its URL, and the endpoint that has it."""
-    return spec.url, dict(spec.options).get("endpoint_url")
+    """Return the identity of a place: its URL in one spelling, and the endpoint that has it."""
+    path = spec.url.removeprefix("file://")
+    url = spec.url if "://" in path else os.path.normpath(path)
+    return url, dict(spec.options).get("endpoint_url")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,6 +110,8 @@ def _state(name: str, found: Fleet | None) -> str:
         return "not listed"
     if name in found.queries:
         return f"batch {found.queries[name].batch}"
+    if name in found.ambiguous:
+        return "ambiguous"
     return "cannot be read" if name in found.problems else "no committed batch"
 
 

@@ -71,14 +71,14 @@ def discover(
     Requests: one listing for each parent, or for each folder that a further `*` of its pattern is in; and one of the commit
     log of each root and folder. `committed`: known committed batches by name; the listing starts after them.
 
-    A checkpoint that is also a root has only the name and the policies of the root. A checkpoint of two parents is a
-    problem: it is unknown which policies apply.
+    A checkpoint that is also a root of the same file has only the name and the policies of the root. A checkpoint of two
+    parents, or of a parent and of a root of another file, is a problem: it is unknown which policies apply.
     """
     opened = open_root or (lambda root: open_storage(root.spec))
     problems = {subject: broken.problem for subject, broken in configuration.broken.items()}
     roots = dict(configuration.roots)
     places = {place_of(root.spec): root for root in roots.values()}
-    twice: dict[str, Root] = {}
+    twice: dict[str, tuple[Root, Root]] = {}
     for parent in configuration.parents.values():
         found = _attempt(_children, parent)
         if isinstance(found, str):
@@ -93,14 +93,13 @@ def discover(
             other = places.setdefault(place_of(root.spec), root)
             if other is root:
                 roots[root.name] = root
-            elif other.name not in configuration.roots:
-                twice |= {root.name: other, other.name: root}
-    for name, other in twice.items():
+            elif other.name not in configuration.roots or other.file != root.file:
+                twice |= {root.name: (root, other), other.name: (other, root)}
+    for name, (one, other) in twice.items():
         roots.pop(name, None)
         what = f"{name} is also {other.name}; neither is maintained, because it is unknown which policies apply"
-        hint = "change the URL of a parent, or add a table [roots.NAME] with the URL of this checkpoint"
-        file = configuration.parents[name.partition(".")[0]].file
-        problems[name] = str(BadConfiguration(what, path=file or None, hint=hint))
+        hint = "change the URL of a parent, or define this checkpoint as a root in the file of its parent"
+        problems[name] = str(BadConfiguration(what, path=one.file or None, hint=hint))
     newest: dict[str, int | str | None] = {}
 
     def newest_batch(root: Root) -> int | None:

@@ -378,9 +378,11 @@ def test_a_query_in_two_files_stops_only_the_two(tmp_path: Path) -> None:
 
 def test_two_names_of_one_url_stop_both(tmp_path: Path) -> None:
     one = "[roots.a]\nurl='s3://b/x'\n[roots.b]\nurl='s3a://b/x/'\nstorage={endpoint_url='http://other'}\n"
-    found = two_files(tmp_path, one, "[roots.c]\nurl='s3a://b/x/'\n[roots.d]\nurl='s3://b/y'")
+    other = "[roots.c]\nurl='s3a://b/x/'\n[roots.d]\nurl='s3://b/y'\n"
+    local = f"[roots.e]\nurl='x/../y'\n[roots.f]\nurl='y'\n[roots.g]\nurl='file://{tmp_path}/y/'\n"
+    found = two_files(tmp_path, one, other + local)
     assert sorted(found.roots) == ["b", "d"], "another endpoint is another place"
-    assert sorted(one.name for one in found.broken.values()) == ["a", "c"]
+    assert sorted(one.name for one in found.broken.values()) == ["a", "c", "e", "f", "g"]
 
 
 def test_a_team_with_two_channels_keeps_the_first(tmp_path: Path) -> None:

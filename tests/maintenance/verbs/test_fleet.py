@@ -85,6 +85,18 @@ def test_a_root_replaces_the_folder_of_a_parent_and_two_parents_of_one_checkpoin
     assert "all.clicks is also c.clicks; neither is maintained" in found.problems["all.clicks"]
 
 
+def test_a_root_of_another_file_does_not_replace_the_policies_of_a_parent(tmp_path: Path) -> None:
+    for name in ("orders", "clicks"):
+        checkpoint(str(tmp_path / f"jobs/{name}"), tmp_path / f"host {name}", 1)
+    (tmp_path / "one.toml").write_text("[parents.jobs]\nurl = 'jobs'\nmode = 'observe'\n")
+    (tmp_path / "other.toml").write_text("[roots.mine]\nurl = 'jobs/orders'\nmode = 'full'\n")
+    found = discover(load(tmp_path))
+    assert list(found.queries) == ["jobs.clicks"]
+    assert set(found.problems) == {"jobs.orders", "mine"} == found.ambiguous
+    assert found.problems["mine"].startswith(f"{tmp_path / 'other.toml'}: mine is also jobs.orders")
+    assert found.problems["jobs.orders"].startswith(f"{tmp_path / 'one.toml'}: jobs.orders is also mine")
+
+
 def test_a_broken_part_of_the_configuration_is_a_problem_and_its_queries_count_as_present(tmp_path: Path) -> None:
     checkpoint(str(tmp_path / "good"), tmp_path / "host", 1)
     (tmp_path / "one.toml").write_text("[roots.good]\nurl = 'good'\n[roots.bad]\nurl = 1\n")
