@@ -72,3 +72,13 @@ def test_a_condition_requests_the_queries_that_are_known(
     result = dg.evaluate_automation_conditions(definitions, instance)
     assert result.get_requested_partitions(dg.AssetKey(["company", "snapshot"])) == {"crm.orders", "payments.orders"}
     assert result.get_num_requested(dg.AssetKey(["company", "clone"])) == 0
+
+
+def test_a_fleet_without_sensors_is_maintained_by_its_job(
+    teams: Path, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    definitions = build_definitions(teams, name="company", scratch=tmp_path, automation=False)
+    job = definitions.resolve_job_def("company_maintain_queries")
+    assert job.execute_in_process(instance=instance).success
+    key = dg.AssetKey(["company", "retention"])
+    assert set(instance.get_materialized_partitions(key)) == {"crm.orders", "payments.orders"}
