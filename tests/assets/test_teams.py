@@ -11,6 +11,7 @@ import pytest
 from statekeeper.dagster import build_definitions
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
+from tests.support.webhooks import Webhook
 
 
 @pytest.fixture
@@ -18,7 +19,9 @@ def teams(tmp_path: Path) -> Path:
     folder = tmp_path / "teams"
     folder.mkdir()
     for name in ("crm", "payments"):
-        Checkpoint(open_storage(str(tmp_path / f"{name}/orders/checkpoint")), tmp_path / name, partitions=1).grow(1)
+        Checkpoint(
+            open_storage(str(tmp_path / f"{name}/orders/checkpoint")), tmp_path / f"host {name}", partitions=1
+        ).grow(1)
         (folder / f"{name}.toml").write_text(f'[parents.{name}]\nurl = "../{name}/*/checkpoint"\nforget_after = "1s"\n')
     return folder
 
@@ -82,3 +85,21 @@ def test_a_fleet_without_sensors_is_maintained_by_its_job(
     assert job.execute_in_process(instance=instance).success
     key = dg.AssetKey(["company", "retention"])
     assert set(instance.get_materialized_partitions(key)) == {"crm.orders", "payments.orders"}
+
+
+def test_a_broken_file_is_told_once_to_its_team_and_once_when_it_is_valid_again(
+    teams: Path, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    with Webhook.opened() as hook:
+        team = f'[defaults]\nteam = "crm"\n[teams.crm]\nwebhook = "{hook.url}"\n'
+        (teams / "crm.toml").write_text(team + (teams / "crm.toml").read_text())
+        typo = '[roots.typo]\nurl = "x"\nretension = 1\n'
+        definitions = build_definitions(teams, name="company", scratch=tmp_path)
+        job = definitions.resolve_job_def("company_refresh_fleet_health")
+        valid = (teams / "crm.toml").read_text()
+        for text in (valid, valid + typo, valid + typo, valid, valid):
+            (teams / "crm.toml").write_text(text)
+            job.execute_in_process(instance=instance, raise_on_error=False)
+    subject = f"roots.typo in {teams / 'crm.toml'}"
+    found = [(one["subject"], one["team"], one["before"], one["status"]) for one in hook.bodies]
+    assert found == [(subject, "crm", "OK", "ERROR"), (subject, "crm", "ERROR", "OK")]

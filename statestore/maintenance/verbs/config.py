@@ -472,9 +472,18 @@ class Configuration:
         return Root(name_or_url, StorageSpec(url, limits=self.defaults.limits), self.defaults, prices=self.prices)
 
     def policies_of(self, subject: str) -> Policies:
-        """Return the policies of a root, of a parent, of a folder of a parent, or of what is broken; else the defaults."""
+        """Return the policies of a root, of a parent, of a folder of a parent, or of a part that is or was broken; else the
+        defaults."""
         if subject in self.broken:
             return self.broken[subject].owned
+        if is_part(subject):
+            # It is valid again: the people who were told of the error are also told of its end.
+            table, _, file = subject.partition(" " if subject.startswith("file ") else " in ")
+            name = table.partition(".")[2]
+            own = self.roots.get(name) or self.parents.get(name)
+            if own is not None and own.file == file:
+                return own.policies
+            return resolved([self.files[file].defaults]) if file in self.files else self.defaults
         if subject in self.roots:
             return self.roots[subject].policies
         parent, _, folder = subject.partition(".")

@@ -284,8 +284,12 @@ def test_a_broken_file_or_root_is_told_to_its_owner_and_stops_no_other_query(fle
         told.clear()
         orders.write_text(valid)
         assert sorted(rounds.round().absent) == broken[1:]
-        assert [(one.subject, one.now) for one in told] == [(broken[0], Status.OK)]
+        assert [(one.subject, one.team, one.now) for one in told] == [(broken[0], "orders", Status.OK)]
         assert set(memory.queries) == set(NAMES)
+        told.clear()
+        views.write_text(views.read_text().replace("retension = 1", ""))
+        rounds.round()
+        assert (broken[1], "views", Status.OK) in [(one.subject, one.team, one.now) for one in told]
 
 
 def test_outside_of_its_window_a_query_is_not_due(fleet: Fleet) -> None:
