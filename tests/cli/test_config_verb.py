@@ -122,3 +122,16 @@ def test_other_verbs_use_the_folder_and_a_broken_file_stops_only_its_queries(tea
     made = json.loads(everything.stdout)
     assert sorted(one["root"] for one in made["visits"]) == ["jobs.clicks", "jobs.orders"]
     assert list(made["absent"]) == [f"file {teams / 'crm.toml'}"]
+
+
+def test_the_environment_can_name_a_pattern_and_a_pattern_of_policies_that_matches_nothing_is_found(
+    teams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEKEEPER_CONFIG", str(teams / "*.toml"))
+    assert run("config", "check", "jobs.orders").exit_code == 0
+    (teams / "payments.toml").write_text(PAYMENTS.replace('"jobs.o*"', '"job.o*"'))
+    (teams / "crm.toml").write_text("[roots")
+    found = json.loads(run("config", "check", "--output", "json").stdout)
+    assert [one["subject"].split(" in ")[0] for one in found["findings"][1:]] == ['policies."job.o*"'], (
+        "although another file is broken"
+    )

@@ -169,9 +169,10 @@ def _unused_patterns(
     for file, tables in sorted(configuration.files.items()):
         parents = {name for name, one in configuration.parents.items() if one.file == file}
         is_unknown = any(one.file == file for one in configuration.broken.values())
-        if is_unknown or (parents and (found is None or any(found.is_unseen(name) for name in parents))):
+        if is_unknown or (parents and (found is None or not parents.isdisjoint(found.problems))):
             continue
         names = [name for name, one in named.items() if one.file == file]
+        names += [name for name in (found.problems if found else ()) if name.partition(".")[0] in parents]
         for layer in tables.patterns:
             if not any(matching(layer.pattern).fullmatch(name) for name in names):
                 near = difflib.get_close_matches(layer.pattern, names, 1, 0.4)
