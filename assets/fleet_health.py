@@ -14,7 +14,7 @@ from statekeeper.assets.memory import Look
 from statekeeper.assets.names import Check, Names
 from statekeeper.assets.visits import RETENTION
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import TOLD_TAG
+from statekeeper.resources.worker import TOLD_TAG, tag_run
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import BadConfiguration, StatekeeperError
@@ -121,7 +121,7 @@ def of_configuration(context: dg.AssetExecutionContext, names: Names, fleet: Fle
     look = Look(fleet.label, status, text)
     yield from memory.tell(context, names, context.asset_key, known, look, configuration.defaults, configuration)
     if error is not None:
-        context.instance.add_run_tags(context.run.run_id, {TOLD_TAG: "true"})
+        tag_run(context.instance, context.run.run_id, {TOLD_TAG: "true"})
         raise dg.Failure(text) from error
 
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from statekeeper.assets.names import OwnRuns
 from statekeeper.assets.partitions import ENDED
-from statekeeper.resources.worker import delete_lock
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 
@@ -84,7 +83,6 @@ def _code_location(run: dg.DagsterRun) -> str | None:
 
 
 def _delete_files(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete the SQLite file of the run's events, which Dagster leaves behind, and the lock of its process."""
-    delete_lock(instance, run_id)
+    """Delete the SQLite file of the run's events, which Dagster leaves behind."""
     for file in (Path(instance.root_directory) / "history" / "runs").glob(f"{run_id}.db*"):
         file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from statekeeper.assets.maintenance import MAINTAIN_QUERY, Maintenance
 from statekeeper.assets.names import Names
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
-"""Ends runs on other machines, whose liveness this machine cannot check."""
+"""Ends runs that hang."""
 
 _NAMES = {"checkpoint_format": "switch_checkpoint"}
 """The name of the job of an asset, if it is not that of the asset with the suffix `_checkpoint`."""

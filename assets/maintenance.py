@@ -24,7 +24,7 @@ from statekeeper.assets.sources import Sources
 from statekeeper.assets.verdicts import verdicts
 from statekeeper.assets.visits import CHECKS, LINEAGE, RETENTION, SNAPSHOT, Recorder, Shown, shown
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import TOLD_TAG
+from statekeeper.resources.worker import TOLD_TAG, tag_run
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS
@@ -115,7 +115,7 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         if one.done.has_failed:
             if is_whole and not one.done.is_undecided:
                 # The notice of its status has told it.
-                context.instance.add_run_tags(context.run.run_id, {TOLD_TAG: "true"})
+                tag_run(context.instance, context.run.run_id, {TOLD_TAG: "true"})
             raise dg.Failure(printable(_why(one.done, is_whole=is_whole)))
 
     return made

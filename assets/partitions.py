@@ -18,8 +18,7 @@ QUERY_TAG = "dagster/partition"
 """The tag of a run with its partition."""
 
 REASON_TAG = "statekeeper/reason"
-"""The tag of a run with the reason for its request. With `HOLDER_TAG` and `FLEET_TAG` it is the only tag besides Dagster's
-own."""
+"""The tag of a run with the reason for its request."""
 
 ACTIVE = [
     dg.DagsterRunStatus.QUEUED,

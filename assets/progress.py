@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from statekeeper.resources.worker import tag_run
+
 UNFINISHED_TAG = "statekeeper/unfinished"
 
 
@@ -32,7 +34,7 @@ class Progress:
 
     def _write(self) -> None:
         places = ",".join(map(str, sorted(self._unfinished))) or "none"
-        self._instance.add_run_tags(self._run_id, {UNFINISHED_TAG: places})
+        tag_run(self._instance, self._run_id, {UNFINISHED_TAG: places})
 
 
 def unfinished(tags: Mapping[str, str], queries: Sequence[str]) -> set[str]:

@@ -8,6 +8,7 @@ from hashlib import sha256
 import dagster as dg
 from dagster import DagsterRunStatus
 
+from statekeeper.assets import liveness
 from statekeeper.assets.jobs import Jobs
 from statekeeper.assets.maintenance import Maintenance, queries_in, run_config
 from statekeeper.assets.names import OwnRuns
@@ -15,7 +16,7 @@ from statekeeper.assets.partitions import ACTIVE, ENDED, QUERY_TAG, REASON_TAG
 from statekeeper.assets.progress import unfinished
 from statekeeper.assets.visits import SNAPSHOT
 from statekeeper.resources.fleet import Fleet
-from statekeeper.resources.worker import HOLDER_TAG, TOLD_TAG, holder, is_dead
+from statekeeper.resources.worker import BEAT_TAG, HOLDER_TAG, TOLD_TAG, holder
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
@@ -77,7 +78,8 @@ def sensors(
         minimum_interval_seconds=30,
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
-        description="Reports runs of this fleet whose process is dead as failed, so that changelog_tail retries them.",
+        description="Reports runs of this fleet without a sign of life for two minutes as failed, so that changelog_tail "
+        "retries them.",
     )
     def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         return _report_dead(context, watched)
@@ -178,17 +180,19 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
 
 
 def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SkipReason:
-    """Report runs whose process is dead as failed, and release their leases. Otherwise the run of a killed process would
+    """Report runs without a sign of life as failed, and release their leases. Otherwise the run of a killed process would
     stay STARTED and block its queries. It requests no run: `changelog_tail` retries the queries."""
     runs = watched.runs
     fleet = runs.names.fleet_in(context)
     all_started = context.instance.get_runs(filters=runs.filter(statuses=[DagsterRunStatus.STARTED]))
-    started = [run for run in all_started if HOLDER_TAG in run.tags and runs.include(run)]
-    dead = [run for run in started if is_dead(context.instance, run.run_id, run.tags)]
-    for run in dead:
-        context.instance.report_run_failed(
-            run, "the process of the run is dead: it was killed, or its machine restarted"
-        )
+    started = {run.run_id: run for run in all_started if BEAT_TAG in run.tags and runs.include(run)}
+    beats = {run_id: run.tags[BEAT_TAG] for run_id, run in started.items()}
+    now = SystemClock().now_seconds()
+    dead, seen = liveness.look(liveness.parse(context.cursor), beats, now_seconds=now)
+    context.update_cursor(seen.encoded())
+    for run in (started[run_id] for run_id in sorted(dead)):
+        message = f"the run has given no sign of life since {run.tags[BEAT_TAG]}: its process or its machine was killed"
+        context.instance.report_run_failed(run, message)
         by_hand = run.tags.get(QUERY_TAG)
         for query in [by_hand] if by_hand else sorted(unfinished(run.tags, queries_in(runs.names, run))):
             try:

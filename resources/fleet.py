@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from statekeeper.resources.worker import Worker
+from statekeeper.resources.worker import Worker, tag_run
 from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.verbs import config, fleet
@@ -59,7 +59,7 @@ class Fleet(dg.ConfigurableResource):
     scratch: str
     """Folder on a local disk for temporary files."""
     worker: dg.ResourceDependency[Worker]
-    """The liveness lock of the run that uses the fleet."""
+    """The sign of life of the run that uses the fleet."""
     quiet_seconds: float = QUIET_SECONDS
     """Seconds without a change after which a query counts as stopped."""
     queries_per_run: int = QUERIES_PER_RUN
@@ -68,7 +68,7 @@ class Fleet(dg.ConfigurableResource):
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Tag the run with the name of the fleet, also if a person launched an asset without its job."""
         if context.instance is not None and context.run is not None:
-            context.instance.add_run_tags(context.run.run_id, {FLEET_TAG: self.label})
+            tag_run(context.instance, context.run.run_id, {FLEET_TAG: self.label})
 
     @property
     def label(self) -> str:

@@ -1,76 +1,82 @@
-"""The liveness lock of a run. Dagster's default launcher cannot tell whether the process of a run is alive.
+"""The sign of life of a run, in tags of the run: any machine can read them.
 
-    <instance>/workers/<run>.lock    locked by the process of the run while it lives
-    tag statekeeper/holder           `host:pid, Dagster run ID`: the machine of the run, and its name in leases
+    statekeeper/holder    `host:pid, Dagster run ID`: the process of the run, and its name in leases
+    statekeeper/beat      the time of its newest sign of life
 
-*Race*: the machine, or the code server with its children, is killed. The run stays STARTED in Dagster's storage and
-occupies the slot of its query. The operating system releases a lock when its process dies, however it dies. A process id
-could belong to another process by then.
+*Race*: a machine, a pod, or the code server with its children is killed. The run stays STARTED in Dagster's storage, and
+its queries wait for its end. The sensor `dead_runs` notices that the beat no longer changes. It compares no clocks: only
+its own time counts. A process that was only stopped, and continues later, does no harm: it has lost its leases.
 """
 
+import logging
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from threading import Event, Lock, Thread
 
 import dagster as dg
-from filelock import FileLock, Timeout
+
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.durations import utc
 
 HOLDER_TAG = "statekeeper/holder"
+BEAT_TAG = "statekeeper/beat"
 
 TOLD_TAG = "statekeeper/told"
 """The tag of a run whose failure people know from the notice of the query or of the configuration."""
 
-_FOLDER = "workers"
+BEAT_SECONDS = 20.0
+"""Time between two beats. Each is a transaction in Dagster's storage."""
 
-
-_HELD: list[FileLock] = []
-"""The end of the process releases these locks. Dagster marks a run as ended after it tears the resources down; a run whose
-lock were released before that would look dead."""
+_LOG = logging.getLogger(__name__)
+_TAGGING = Lock()
 
 
 class Worker(dg.ConfigurableResource):
-    """Holds the lock of a run while its process lives. It is part of the fleet, so every run that maintains has it."""
+    """Beats while the process of a run lives. It is part of the fleet, so every run that maintains has it."""
 
-    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Take the lock, then tag the run. A run with the tag and without the lock is dead."""
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["Worker"]:
+        """Beat until the resources of the run are torn down, which is before Dagster records its end."""
         if context.instance is None or context.run is None:
+            yield self
             return
-        run_id = context.run.run_id
-        lock = FileLock(_lock_file(context.instance, run_id))
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-        _HELD.append(lock)
-        context.instance.add_run_tags(run_id, {HOLDER_TAG: holder(run_id)})
+        with beating(context.instance, context.run.run_id):
+            yield self
+
+
+@contextmanager
+def beating(instance: dg.DagsterInstance, run_id: str, *, seconds: float = BEAT_SECONDS) -> Iterator[None]:
+    """Tag a run with the name of its process and with a beat, and renew the beat in a thread."""
+    ended = Event()
+
+    def beat(**tags: str) -> None:
+        tag_run(instance, run_id, {**tags, BEAT_TAG: utc(SystemClock().now_seconds())})
+
+    def renew() -> None:
+        while not ended.wait(seconds):
+            try:
+                beat()
+            except Exception:  # noqa: BLE001 - the storage may answer again before the run counts as dead
+                _LOG.exception("run %s: its sign of life was not recorded", run_id)
+
+    beat(**{HOLDER_TAG: holder(run_id)})
+    thread = Thread(target=renew, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def tag_run(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
+    """Add tags to the run of this process. Dagster reads all tags of a run and writes them again, so threads take turns."""
+    with _TAGGING:
+        instance.add_run_tags(run_id, tags)
 
 
 def holder(run_id: str) -> str:
     """The name of this process in leases and in the tag of a run."""
     return f"{socket.gethostname()}:{os.getpid()}, Dagster run {run_id}"
-
-
-def is_dead(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> bool:
-    """Whether the process of a started run is gone. For runs on other machines it returns False; `dagster/max_runtime`
-    ends those."""
-    host = tags.get(HOLDER_TAG, "").partition(", ")[0].rpartition(":")[0]
-    if host != socket.gethostname():
-        return False
-    lock = FileLock(_lock_file(instance, run_id))
-    try:
-        with lock.acquire(timeout=0):
-            return True
-    except Timeout:
-        return False
-
-
-def delete_lock(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Delete the lock file of an ended run, unless its process still holds the lock."""
-    file = _lock_file(instance, run_id)
-    if file.exists():
-        with suppress(Timeout), FileLock(file).acquire(timeout=0):
-            file.unlink(missing_ok=True)
-
-
-def _lock_file(instance: dg.DagsterInstance, run_id: str) -> Path:
-    return Path(instance.root_directory) / _FOLDER / f"{run_id}.lock"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from statekeeper.assets.definitions import build
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.resources.fleet import Fleet
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import QUIET_SECONDS
@@ -45,6 +46,31 @@ def sensor_of(fleet: Fleet, name: str) -> Callable[[Any], Any]:
     function: Callable[[Any], Any]
     function = found._run_status_sensor_fn if isinstance(found, dg.RunStatusSensorDefinition) else found._raw_fn
     return function
+
+
+def reaped(fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 120) -> str:
+    """Evaluate the sensor `dead_runs` once a minute. Returns its last message."""
+    said = ticked(sensor_of(fleet, "dead_runs"), instance, {"fleet": fleet}, monkeypatch, seconds=seconds)
+    return str(said)
+
+
+def ticked(
+    evaluate: Callable[[Any], Any],
+    instance: dg.DagsterInstance,
+    resources: Mapping[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seconds: float = 120,
+) -> Any:
+    """Evaluate a sensor once a minute. Returns its last answer."""
+    began, cursor, said = SystemClock().now_seconds(), None, None
+    for passed in (0.0, *(at for at in (60.0, 120.0) if at < seconds), seconds):
+        with monkeypatch.context() as patched:
+            patched.setattr("statekeeper.assets.sensors.SystemClock.now_seconds", lambda _, now=began + passed: now)
+            with dg.build_sensor_context(instance=instance, cursor=cursor, resources=dict(resources)) as context:
+                said = evaluate(context)
+                cursor = context.cursor
+    return said
 
 
 def schedule_of(fleet: Fleet, name: str) -> Callable[..., Any]:

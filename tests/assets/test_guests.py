@@ -27,8 +27,8 @@ from statekeeper.assets import host
 from statekeeper.assets.partitions import QUERY_TAG
 from statekeeper.dagster import build, build_definitions
 from statekeeper.resources.fleet import FLEET_TAG
-from statekeeper.resources.worker import HOLDER_TAG, holder
-from tests.assets.conftest import grown
+from statekeeper.resources.worker import BEAT_TAG, HOLDER_TAG, holder
+from tests.assets.conftest import grown, ticked
 from tests.support import companies
 from tests.support.checkpoints import Checkpoint
 from tests.support.companies import ASSETS, HOME, PIPELINES, RESOURCES, files
@@ -255,8 +255,8 @@ class Runs:
 
 def runs_of_all(instance: dg.DagsterInstance, status: DagsterRunStatus) -> Runs:
     """Runs of the fleet, of the company, of another fleet, and of a job of the company that also materializes an asset of
-    the fleet. They have the tag of a process of this machine that is dead."""
-    dead = {HOLDER_TAG: holder("dead")}
+    the fleet. They have the tags of a process that is dead."""
+    dead = {HOLDER_TAG: holder("dead"), BEAT_TAG: "2026-03-01T03:00:00Z"}
     made = partial(a_run, instance, status=status)
     mine, others = dg.AssetKey(["payments", "snapshot"]), dg.AssetKey("snapshot")
     tags = {FLEET_TAG: "payments", **dead}
@@ -286,11 +286,12 @@ def test_pruning_deletes_only_runs_of_the_fleet(
     assert runs.foreign <= left
 
 
-def test_only_dead_runs_of_the_fleet_are_reported(guest: dg.Definitions, instance: dg.DagsterInstance) -> None:
+def test_only_dead_runs_of_the_fleet_are_reported(
+    guest: dg.Definitions, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = runs_of_all(instance, DagsterRunStatus.STARTED)
     sensor = guest.resolve_sensor_def("payments_dead_runs")
-    with dg.build_sensor_context(instance=instance, resources=dict(guest.resources or {})) as context:
-        sensor.evaluate_tick(context)
+    ticked(sensor.evaluate_tick, instance, dict(guest.resources or {}), monkeypatch)
     failed = {run.run_id for run in instance.get_runs(dg.RunsFilter(statuses=[DagsterRunStatus.FAILURE]))}
     assert failed == runs.own
 

@@ -26,7 +26,7 @@ from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
 from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS
-from tests.assets.conftest import grown, sensor_of
+from tests.assets.conftest import grown, reaped, sensor_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.running import REPOSITORY
 from tests.support.webhooks import Webhook
@@ -449,6 +449,7 @@ def test_after_a_run_is_killed_only_its_unfinished_queries_are_requested_and_not
     fleet: dict[str, Checkpoint],
     webhook: Webhook,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with_webhook(configuration, webhook)
     broken(fleet["jobs.clicks"])
@@ -461,8 +462,7 @@ def test_after_a_run_is_killed_only_its_unfinished_queries_are_requested_and_not
     webhook.hangs = False
 
     resource = Fleet(config_file=str(configuration), scratch=str(tmp_path / "scratch"), worker=Worker())
-    with dg.build_sensor_context(instance=on_disk, resources={"fleet": resource}) as context:
-        sensor_of(resource, "dead_runs")(context)
+    reaped(resource, on_disk, monkeypatch)
     (dead,) = on_disk.get_runs()
     assert (dead.status, dead.tags[FLEET_TAG]) == (DagsterRunStatus.FAILURE, str(configuration))
     asked = Cursor({name: Asked(9, 1, 0.0) for name in EVERY})

@@ -6,11 +6,12 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from deltalake import DeltaTable
 
 from statekeeper.pipelines.flights.job import Places
 from statekeeper.resources.launcher.platform import LOGS
+from statekeeper.resources.worker import HOLDER_TAG
 from statekeeper.statestore.format import names
 from tests.assets.conftest import grown
 from tests.support.checkpoints import Checkpoint
@@ -208,48 +210,31 @@ def test_a_killed_launcher_ends_all_processes_and_the_next_one_uses_the_same_por
 @pytest.mark.timeout(600)
 def test_a_killed_run_releases_its_query(platform: Running, flights: Checkpoint) -> None:
     succeeded(platform)
-    locks = platform.home / "workers"
-    before = set(locks.iterdir())
     flights.grow(4)
-    deadline = time.monotonic() + 60
-    # A run of so small a checkpoint is over in half a second: asked through GraphQL it would be too late.
-    while not (new := [holder for lock in set(locks.iterdir()) - before if (holder := holder_of(lock))]):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(new[0], signal.SIGKILL)
-    (failed,) = platform.wait_for("a run that failed", lambda: platform.runs(statuses=["FAILURE"]), 180)
+    killed = killed_run(platform)
+    (failed,) = platform.wait_for("a run that failed", lambda: platform.runs(statuses=["FAILURE"]), 240)
+    assert failed["runId"] == killed
     succeeded(platform, 2)
     again = platform.runs(statuses=["SUCCESS"])[0]["tags"]
     assert again["dagster/run_key"] == failed["tags"]["dagster/run_key"].replace("#1", "#2")
     assert platform.runs(statuses=["STARTED", "STARTING"]) == []
 
 
-def holder_of(lock: Path) -> int | None:
-    """The process that holds a lock."""
-    inode = str(lock.stat().st_ino)
-    for line in Path("/proc/locks").read_text().splitlines():
-        fields = line.split()
-        if "->" not in fields and fields[5].endswith(f":{inode}"):
-            return int(fields[4])
-    return None
-
-
 def killed_run(platform: Running) -> str:
-    """SIGKILL to the process of a run of `maintain_query` that is at work; the run's id."""
+    """SIGKILL to the process of the next run of `maintain_queries` that is at work. Returns the id of the run.
 
-    def waiting() -> str | None:
-        return next((run["runId"] for run in platform.runs(statuses=["QUEUED", "STARTING"])), None)
-
-    while True:
-        run_id: str = platform.wait_for("a run that waits to begin", waiting, 240)
-        lock = platform.home / "workers" / f"{run_id}.lock"
-        deadline = time.monotonic() + 60
-        # The run starts after some seconds and ends within one: a status from Dagster would be too late.
-        while time.monotonic() < deadline:
-            if lock.exists() and (process_id := holder_of(lock)) is not None:
-                os.kill(process_id, signal.SIGKILL)
-                return run_id
+    The run is found in Dagster's storage: on so small a checkpoint it is over in half a second, before GraphQL answers.
+    """
+    at_work = """SELECT run_id, value FROM run_tags JOIN runs USING (run_id)
+        WHERE key = ? AND pipeline_name = 'maintain_queries' AND status = 'STARTED'"""
+    deadline = time.monotonic() + 240
+    with closing(sqlite3.connect(f"file:{platform.home}/history/runs.db?mode=ro", uri=True)) as storage:
+        while (found := storage.execute(at_work, (HOLDER_TAG,)).fetchone()) is None:
+            assert time.monotonic() < deadline, "no run began"
             time.sleep(0.005)
+    run_id, holder = found
+    os.kill(int(holder.partition(", ")[0].rpartition(":")[2]), signal.SIGKILL)
+    return str(run_id)
 
 
 def fed_days(folder: Path) -> int:

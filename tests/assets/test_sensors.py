@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +17,13 @@ from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG, REASON_TAG
 from statekeeper.assets.progress import UNFINISHED_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
-from statekeeper.resources.worker import HOLDER_TAG, Worker
+from statekeeper.resources.worker import BEAT_TAG, HOLDER_TAG, Worker
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds import due
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
-from tests.assets.conftest import QUERIES, grown, job_of, sensor_of
+from tests.assets.conftest import QUERIES, grown, job_of, reaped, sensor_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import maintained
 from tests.support.webhooks import Webhook
@@ -300,50 +299,54 @@ def test_no_query_is_forgotten_while_its_parent_cannot_be_listed(
     assert remembered(tick(fleet, instance, added.encoded())).gone_since_seconds == {}
 
 
-def reaped(fleet: Fleet, instance: dg.DagsterInstance) -> str:
-    with dg.build_sensor_context(instance=instance, resources={"fleet": fleet}) as context:
-        return str(sensor_of(fleet, "dead_runs")(context))
-
-
 def status_of(instance: dg.DagsterInstance, run_id: str) -> DagsterRunStatus:
     run = instance.get_run_by_id(run_id)
     assert run is not None
     return run.status
 
 
-def test_only_runs_with_a_dead_process_are_reported_as_failed(
-    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+def a_beat(host: str = "host") -> dict[str, str]:
+    """The tags of a run that has begun, on a machine."""
+    return {HOLDER_TAG: a_holder(host), BEAT_TAG: "2026-03-01T03:00:00Z"}
+
+
+def test_only_runs_without_a_sign_of_life_are_reported_as_failed_on_any_machine(
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
-    elsewhere = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("another machine")})
+    dead = [a_run(fleet, instance, DagsterRunStatus.STARTED, **a_beat(host)) for host in ("here", "another machine")]
     starting = a_run(fleet, instance, DagsterRunStatus.STARTED)
-    assert "2 runs of this fleet are started; 1 of them were dead" in reaped(fleet, instance)
-    assert {run_id: status_of(instance, run_id) for run_id in (dead, elsewhere, starting)} == {
-        dead: DagsterRunStatus.FAILURE,
-        elsewhere: DagsterRunStatus.STARTED,
-        starting: DagsterRunStatus.STARTED,
-    }
+    assert "2 runs of this fleet are started; 0 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=119)
+    assert "2 runs of this fleet are started; 2 of them were dead" in reaped(fleet, instance, monkeypatch)
+    assert [status_of(instance, run_id) for run_id in dead] == [DagsterRunStatus.FAILURE] * 2
+    assert status_of(instance, starting) is DagsterRunStatus.STARTED
 
 
-def test_only_the_lease_of_a_dead_run_is_released(
-    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+def test_only_the_leases_of_a_dead_run_are_released(
+    fleet: Fleet,
+    configuration: Path,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tags = {HOLDER_TAG: a_holder(socket.gethostname())}
-    a_run(fleet, instance, DagsterRunStatus.STARTED, **tags)
-    lease.acquire(flights.storage, "gc", run="x", holder=tags[HOLDER_TAG], clock=SystemClock())
-    reaped(fleet, instance)
+    orders = grown(configuration.parent, "jobs/orders/state", 2)
+    for checkpoint in (flights, orders):
+        lease.acquire(checkpoint.storage, "gc", run="x", holder=a_holder("host"), clock=SystemClock())
+    queries = ("flights", "jobs.orders")
+    a_run(fleet, instance, DagsterRunStatus.STARTED, *queries, unfinished="0,1", **a_beat())
+    reaped(fleet, instance, monkeypatch)
     with lease.held(flights.storage, "gc", run="y", holder="a person", clock=SystemClock()) as held:
-        a_run(fleet, instance, DagsterRunStatus.STARTED, **tags)
-        reaped(fleet, instance)
+        with lease.held(orders.storage, "gc", run="z", holder="a person", clock=SystemClock()):
+            a_run(fleet, instance, DagsterRunStatus.STARTED, *queries, **a_beat())
+            reaped(fleet, instance, monkeypatch)
         held.require()
 
 
 def test_an_unreadable_lease_does_not_keep_a_dead_run_active(
-    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
+    fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder(socket.gethostname())})
+    dead = a_run(fleet, instance, DagsterRunStatus.STARTED, **a_beat())
     flights.storage.create(names.lease(1), b"{")
-    reaped(fleet, instance)
+    reaped(fleet, instance, monkeypatch)
     assert status_of(instance, dead) is DagsterRunStatus.FAILURE
 
 

@@ -16,9 +16,9 @@ from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
-from statekeeper.resources.worker import HOLDER_TAG, Worker, holder
+from statekeeper.resources.worker import BEAT_TAG, Worker
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor, parse
-from tests.assets.conftest import QUERIES, grown, job_of, schedule_of, sensor_of
+from tests.assets.conftest import QUERIES, grown, job_of, reaped, schedule_of, sensor_of
 from tests.support.maintainers import QUIET_SECONDS
 
 PRUNE = {"ops": {"delete_old_runs": {"config": {"keep_days": 1}}}}
@@ -215,12 +215,13 @@ def test_the_runs_of_a_query_of_the_same_name_do_not_count(instance: dg.DagsterI
     assert "maintain_queries" in {request.job_name for request in requested}
 
 
-def test_a_dead_run_of_another_fleet_stays(instance: dg.DagsterInstance, orders: Team) -> None:
+def test_a_dead_run_of_another_fleet_stays(
+    instance: dg.DagsterInstance, orders: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = dg.GraphDefinition(name="maintain_query").to_job()
-    tags = {QUERY_TAG: "payments", FLEET_TAG: "payments", HOLDER_TAG: holder("dead")}
+    tags = {QUERY_TAG: "payments", FLEET_TAG: "payments", BEAT_TAG: "2026-03-01T03:00:00Z"}
     run = instance.create_run_for_job(job_def=job, status=DagsterRunStatus.STARTED, tags=tags)
-    with dg.build_sensor_context(instance=instance, resources={"fleet": orders.fleet}) as context:
-        sensor_of(orders.fleet, "dead_runs")(context)
+    reaped(orders.fleet, instance, monkeypatch)
     assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED  # type: ignore[union-attr]
 
 
