@@ -51,8 +51,8 @@ def missing_settings(settings: Mapping[str, Any], pool: str) -> Iterator[str]:
         )
     if _at(settings, "concurrency", "pools", "default_limit") is None:
         yield (
-            f"pools have no default limit: all due queries are maintained at the same time. Set a limit of the pool {pool} "
-            f"(run: dagster instance concurrency set {pool} 2), or add to dagster.yaml: "
+            "pools have no default limit: all requested runs maintain queries at the same time. Set a limit of the pool "
+            f"{pool} (run: dagster instance concurrency set {pool} 2), or add to dagster.yaml: "
             "concurrency: {pools: {default_limit: 2}}"
         )
 

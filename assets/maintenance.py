@@ -196,7 +196,7 @@ def queries_in(names: Names, run: dg.DagsterRun) -> list[str]:
     found: Any = run.run_config
     for key in ("ops", names.of("visit_queries"), "config", "queries"):
         found = found.get(key) if isinstance(found, Mapping) else None
-    return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else []
+    return list(dict.fromkeys(found)) if isinstance(found, Sequence) and not isinstance(found, str) else []
 
 
 def _visited(

@@ -23,12 +23,14 @@ from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import Record
-from statekeeper.statestore.maintenance.rounds.notices import Told, next_notice
+from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Told, next_notice
 from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
 
 FORMAT = 1
 _MEMORY = "memory"
+_REMINDER_SECONDS = REMINDER_SECONDS - 7_200
+"""An idle query is maintained each night, in one night some minutes earlier than in the night before."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def tell(
         is_certain=look.is_certain,
         policies=policies,
         run=notifier.link(context.run.run_id),
+        reminder_seconds=_REMINDER_SECONDS,
     )
     yield observation(key, Known(now_known, known.red), look)
     if notice is not None and not notifier.send(notice, configuration, fleet=names.fleet):

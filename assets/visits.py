@@ -136,7 +136,8 @@ class Recorder:
         need. `is_asset`: the step is that of the assets, and not an op.
         """
         name, done = one.done.name, one.done
-        context.instance.add_dynamic_partitions(self.names.store_set, sorted({key for key, _ in one.ledger}))
+        if one.ledger:
+            context.instance.add_dynamic_partitions(self.names.store_set, sorted({key for key, _ in one.ledger}))
         for key, of_store in one.ledger:
             context.log_event(dg.AssetMaterialization(self.state_store, partition=key, metadata=dict(of_store)))
         for part in one.parts:

@@ -74,11 +74,13 @@ def next_notice(
     is_certain: bool = True,
     policies: Policies = _NO_TEAM,
     run: str = "",
+    reminder_seconds: float = REMINDER_SECONDS,
 ) -> tuple[Told | None, Notice | None]:
     """Decide whether a look at a subject causes a notice. Returns what people know then, None if it is OK; and the notice.
 
     `is_certain`: False for a transient error, such as a storage that does not answer. It causes a notice if two consecutive
-    looks find it. `policies`: of the subject; `run`: of the notice.
+    looks find it. `policies`: of the subject; `run`: of the notice;
+    `reminder_seconds`: least time between two reminders.
     """
     before = told.status if told else Status.OK
     if status > before and not is_certain and (told is None or told.doubtful is None):
@@ -89,7 +91,7 @@ def next_notice(
         after = None if status is Status.OK else Told(status, now_seconds, now_seconds)
     elif told is None or status is Status.OK:
         return None, None
-    elif now_seconds - told.told_seconds < REMINDER_SECONDS:
+    elif now_seconds - told.told_seconds < reminder_seconds:
         return replace(told, doubtful=None), None
     else:
         since, after = told.since_seconds, replace(told, told_seconds=now_seconds, doubtful=None)
