@@ -201,6 +201,10 @@ def test_a_run_of_one_fleet_maintains_its_query_and_touches_nothing_of_the_other
     company.payments.assert_right(company.folder / "host")
     clicks = company.instance.get_materialized_partitions(dg.AssetKey(["payments", "retention"]))
     assert clicks == {"clicks"}
+    for prefix, statuses in {("payments",): ["OK"] * 2, ("streams", "marketing", "ads"): []}.items():
+        of_clicks = dg.AssetRecordsFilter(dg.AssetKey([*prefix, "commit_log"]), asset_partitions=["clicks"])
+        looks = [one.asset_observation for one in company.instance.fetch_observations(of_clicks, limit=9).records]
+        assert [one.metadata["status"].value for one in looks if one] == statuses, "what is known of the query"
     stores = company.partitions().pop("payments_state_store")
     assert len(stores) == len(company.payments.stores)
     assert company.partitions() == {
