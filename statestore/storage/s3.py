@@ -8,13 +8,13 @@ listing and instance caches of s3fs are disabled; `StorageSpec` explains the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import s3fs
 from aiobotocore.session import AioSession
@@ -29,12 +29,13 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from botocore.utils import parse_timestamp
 from fsspec.asyn import sync
+from obstore.store import S3Store
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing, StorageError
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits
-from statekeeper.statestore.storage import hedging
+from statekeeper.statestore.storage import hedging, s3_reads
 from statekeeper.statestore.storage.base import (
     DELETE_BATCH,
     TEMP_FOLDER,
@@ -61,6 +62,9 @@ from statekeeper.statestore.storage.base import (
 from statekeeper.statestore.storage.content import DOWNLOAD_PIECE_BYTES, Content, require_size, scratch_file
 from statekeeper.statestore.storage.parallel import at_once
 from statekeeper.statestore.storage.resending import TRIES, Resending
+
+if TYPE_CHECKING:
+    from obstore import GetResult
 
 NETWORK_ERRORS: tuple[type[Exception], ...] = (
     *S3_RETRYABLE_ERRORS,
@@ -375,6 +379,12 @@ class S3Storage(OpenedStore):
         self._endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL", "")
         options, is_hedged = hedging.chosen(options)
         self._connection = shared(options)
+        self._reads = s3_reads.shared(
+            bucket,
+            self._connection,
+            connect_timeout_seconds=_CONNECT_TIMEOUT_SECONDS,
+            read_timeout_seconds=_READ_TIMEOUT_SECONDS,
+        )
         self._hedging = hedging.shared((self._endpoint, bucket), self._connection.loop, is_on=is_hedged)
         self._resending = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=timeout_seconds)
         self._briefly = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=0.0)
@@ -394,17 +404,25 @@ class S3Storage(OpenedStore):
     def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         key = self._key(path)
 
-        async def call(client: Any) -> int:
-            answer = await self._opened(client, key)
-            size_bytes = 0
-            async with answer["Body"] as body:
-                require_size(self._shown(path), answer["ContentLength"], expected_bytes)
-                with scratch_file(target) as write:
-                    while piece := await body.read(DOWNLOAD_PIECE_BYTES):
-                        write(piece)
-                        size_bytes += len(piece)
-                        self.requests.count_bytes_read(len(piece))
+        async def written(size_bytes: int, pieces: AsyncIterator[bytes]) -> int:
+            require_size(self._shown(path), size_bytes, expected_bytes)
+            with scratch_file(target) as write:
+                async for piece in pieces:
+                    write(piece)
+                    self.requests.count_bytes_read(len(piece))
             return size_bytes
+
+        async def quick(store: S3Store) -> int:
+            answer = await self._opened_quickly(store, key)
+            return await written(answer.meta["size"], self._reads.pieces(answer, DOWNLOAD_PIECE_BYTES))
+
+        async def call(client: Any) -> int:
+            async def with_botocore() -> int:
+                answer = await self._opened(client, key)
+                async with answer["Body"] as body:
+                    return await written(answer["ContentLength"], body.iter_chunks(DOWNLOAD_PIECE_BYTES))
+
+            return await self._reads.first(client, quick, with_botocore, again=lambda: self.requests.count(Kind.READ))
 
         return self._request(Kind.READ, path, call)
 
@@ -438,20 +456,12 @@ class S3Storage(OpenedStore):
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
         folder = f"{self._before}{checked_folder(prefix)}/" if prefix else self._before
-        entries = [
-            entry
-            for page in self._pages(prefix, folder)
-            for entry in self._listed(page.get("Contents", []), prefix, hidden=hidden)
-        ]
-        return sorted(entries, key=lambda entry: entry.path)
+        return sorted(self._listed(self._objects(prefix, folder), prefix, hidden=hidden), key=lambda entry: entry.path)
 
     def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
         first = self._before + checked(folder)
-        entries = [
-            entry
-            for page in self._pages(folder, f"{first}/{beginning}", StartAfter=f"{first}/{name}")
-            for entry in self._listed(page.get("Contents", []), folder, hidden=False)
-        ]
+        pages = self._pages(folder, f"{first}/{beginning}", StartAfter=f"{first}/{name}")
+        entries = list(self._listed(_objects_of(pages), folder, hidden=False))
         return only_after(sorted(entries, key=lambda entry: entry.path), folder, name, beginning)
 
     def folders(self, prefix: str) -> Names:
@@ -518,19 +528,44 @@ class S3Storage(OpenedStore):
         if late := self._hedging.late(keys):
             sync(self._connection.loop, self._hedging.settle, late)
 
-    def _pages(self, shown: str, folder: str, **how: str) -> Iterator[Any]:
-        """Iterate over the pages of a listing of all keys with the prefix `folder`, one request each."""
+    def _pages(self, shown: str, folder: str, *, first: Mapping[str, Any] | None = None, **how: str) -> Iterator[Any]:
+        """Iterate over the pages of a listing of all keys with the prefix `folder`, one request each. `first`: the first
+        page, if it was requested already."""
+        page = first
         position: dict[str, str] = {}
         while True:
 
             async def call(client: Any, position: dict[str, str] = position) -> Any:
                 return await client.list_objects_v2(Bucket=self._bucket, Prefix=folder, **how, **position)
 
-            page = self._request(Kind.LIST, shown, call)
+            if page is None:
+                page = self._request(Kind.LIST, shown, call)
             yield page
             if not page.get("IsTruncated"):
                 return
-            position = {"ContinuationToken": page["NextContinuationToken"]}
+            position, page = {"ContinuationToken": page["NextContinuationToken"]}, None
+
+    def _objects(self, shown: str, folder: str) -> Iterable[Entry]:
+        """List the objects whose keys begin with `folder`, which is empty or ends with a slash. Their paths are keys."""
+
+        async def call(client: Any) -> list[Entry] | Mapping[str, Any]:
+            async def with_botocore() -> Mapping[str, Any]:
+                page: Mapping[str, Any] = await client.list_objects_v2(Bucket=self._bucket, Prefix=folder)
+                return page
+
+            return await self._reads.first(
+                client,
+                lambda store: self._reads.list(store, folder),
+                with_botocore,
+                again=lambda: self.requests.count(Kind.LIST),
+            )
+
+        found = self._request(Kind.LIST, shown, call)
+        if isinstance(found, Mapping):
+            return _objects_of(self._pages(shown, folder, first=found))
+        for _ in range(s3_reads.PAGE, len(found), s3_reads.PAGE):
+            self.requests.count(Kind.LIST)
+        return found
 
     def _get(self, path: str, **how: str) -> bytes:
         return self._get_with_etag(path, **how)[0]
@@ -538,16 +573,36 @@ class S3Storage(OpenedStore):
     def _get_with_etag(self, path: str, **how: str) -> tuple[bytes, str]:
         key = self._key(path)
 
+        def require_allowed(size_bytes: int) -> None:
+            if "Range" not in how and size_bytes > self.limits.object_bytes:
+                raise too_large(size_bytes, self._shown(path), self.limits)
+
+        async def quick(store: S3Store) -> tuple[bytes, str]:
+            answer = await self._opened_quickly(store, key, how.get("Range"))
+            require_allowed(answer.meta["size"])
+            pieces = [piece async for piece in self._reads.pieces(answer, DOWNLOAD_PIECE_BYTES)]
+            return b"".join(pieces), answer.meta["e_tag"] or ""
+
         async def call(client: Any) -> tuple[bytes, str]:
-            answer = await self._opened(client, key, **how)
-            async with answer["Body"] as body:
-                if "Range" not in how and answer["ContentLength"] > self.limits.object_bytes:
-                    raise too_large(answer["ContentLength"], self._shown(path), self.limits)
-                data: bytes = await body.read()
+            async def with_botocore() -> tuple[bytes, str]:
+                answer = await self._opened(client, key, **how)
+                async with answer["Body"] as body:
+                    require_allowed(answer["ContentLength"])
+                    return await body.read(), answer["ETag"]
+
+            data, etag = await self._reads.first(
+                client, quick, with_botocore, again=lambda: self.requests.count(Kind.READ)
+            )
             self.requests.count_bytes_read(len(data))
-            return data, answer["ETag"]
+            return data, etag
 
         return self._request(Kind.READ, path, call)
+
+    async def _opened_quickly(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
+        """As `_opened`, of `s3_reads`."""
+        return await self._hedging.read(
+            lambda: self._reads.get(store, key, range_header), self.requests, is_final=is_answer
+        )
 
     async def _opened(self, client: Any, key: str, **how: str) -> Any:
         """Return the reply of a GET whose body is not read yet."""
@@ -661,10 +716,11 @@ class S3Storage(OpenedStore):
                 return Created.SAME
         raise another_exists(shown)
 
-    def _listed(self, found: Iterable[Any], prefix: str, *, hidden: bool) -> Iterator[Entry]:
-        for item in found:
-            path = item["Key"].removeprefix(self._before)
-            if marks_folder(path, item["Size"]):
+    def _listed(self, objects: Iterable[Entry], prefix: str, *, hidden: bool) -> Iterator[Entry]:
+        """Yield what is below a prefix. `objects`: their paths are keys."""
+        for found in objects:
+            path = found.path.removeprefix(self._before)
+            if marks_folder(path, found.size_bytes):
                 continue
             try:
                 checked(path)
@@ -673,7 +729,7 @@ class S3Storage(OpenedStore):
                 self.omissions.note(path, "its name is not a valid path in a state root")
                 continue
             if is_listed(path, prefix, hidden=hidden):
-                yield Entry(path, item["Size"], item["LastModified"].timestamp(), item["ETag"].strip('"'))
+                yield replace(found, path=path)
 
     def _delete_batch(self, keys: Iterable[str]) -> None:
         remaining = list(keys)
@@ -726,6 +782,12 @@ class S3Storage(OpenedStore):
 
     def _shown(self, path: str) -> str:
         return f"{self.url}/{path}"
+
+
+def _objects_of(pages: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    for page in pages:
+        for one in page.get("Contents", []):
+            yield Entry(one["Key"], one["Size"], one["LastModified"].timestamp(), one["ETag"].strip('"'))
 
 
 class _UploadGone(StorageError):

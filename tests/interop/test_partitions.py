@@ -63,7 +63,7 @@ def test_a_checkpoint_repartitioned_by_spark_is_maintained(
     assert {store.partition for store in earlier.heads} == set(range(SHUFFLED))
     assert dumped(query.checkpoint, "--version", heads.batch)
     refused = CliRunner().invoke(main, ["diff", str(query.checkpoint)])
-    assert "repartitioned in between" in refused.output
+    assert "repartitioned between them" in refused.output
 
     root, free = str(query.checkpoint), ["--grace", "0s", "--mode", "full", "--apply"]
     statekeeper("gc", root, "--retain", "100", *free)

@@ -60,6 +60,8 @@ class S3Server:
         """Whether it honours If-Match on DELETE, as Amazon S3 does. moto itself ignores it."""
         self.ignores_if_none_match = False
         """An upload overwrites the object, as in some compatible object storages."""
+        self.rejects_agent: str | None = None
+        """A part of the name of a client whose requests it rejects, as a store that does not understand them."""
         self.latency_seconds: Callable[[], float] | None = None
         """Returns the additional latency of a request. Concurrent requests wait at the same time."""
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_QuietHandler)
@@ -118,6 +120,9 @@ class S3Server:
         wire = rule and rule.wire
         if self.latency_seconds is not None:
             time.sleep(self.latency_seconds())
+        if self.rejects_agent is not None and self.rejects_agent in environ.get("HTTP_USER_AGENT", ""):
+            start("400 Bad Request", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>InvalidRequest</Code><Message>It is not understood.</Message></Error>"]
         if rule and wire is Wire.HOLD:
             rule.released.wait(_LONGEST_HOLD_SECONDS)
         if wire is Wire.REFUSE:

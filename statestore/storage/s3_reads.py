@@ -1,0 +1,236 @@
+"""Reads of a bucket through `object_store`, a library in Rust: they cost a fraction of the CPU of botocore's.
+
+Maintenance reads a small file for each store and batch, so the CPU of a read is most of its cost.
+
+botocore remains the reference. It knows every kind of endpoint, credential and redirect. So what is sent here is only what
+both do alike: a GET of an object, and a listing of a folder. An error that is not plainly an answer of the store is asked
+again with botocore, and if only botocore succeeds `FAILURES_IN_A_ROW` times in a row, it gets all reads for a while.
+
+A process that is forked after the first read here uses botocore: the threads of `object_store` are not copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import s3fs
+from botocore.exceptions import ClientError
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from statekeeper.statestore.storage.base import Entry
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+
+FAILURES_IN_A_ROW = 3
+OFF_SECONDS = 600.0
+PAGE = 1000
+"""The entries that one request lists."""
+
+FAILURES: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
+"""What a read here raises if the store did not plainly answer."""
+
+_RENEWED_SECONDS = 300.0
+_LISTING_SECONDS = 600.0
+"""Of all pages."""
+_PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ANSWER = re.compile(r"status code: (?P<status>\d{3})[\s\S]*?<Code>(?P<code>\w+)</Code>")
+_SAME_FOR_ALL_CLIENTS = frozenset({404, 416, 429, 500, 502, 503, 504})
+"""Statuses that do not depend on how the request was signed or addressed."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+_LOG = logging.getLogger("statekeeper")
+
+
+class NotPlain(ValueError):
+    """A listing has keys that `object_store` may show in another form."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    store: S3Store
+    credentials: tuple[str, ...] | None
+    renew_at: float
+
+
+class QuickReads:
+    """The reads of one bucket with the credentials of one client. Its coroutines run in the event loop of the client."""
+
+    def __init__(
+        self, bucket: str, connection: s3fs.S3FileSystem, *, connect_timeout_seconds: int, read_timeout_seconds: int
+    ) -> None:
+        self._bucket, self._connection = bucket, connection
+        # The time limit of a request includes its body, whatever its size. So the time of each step is limited here.
+        self._timeouts = {"connect_timeout": f"{connect_timeout_seconds}s", "timeout": "1day"}
+        self._read_timeout_seconds = read_timeout_seconds
+        self._opened: _Opened | None = None
+        self._failed, self._off_until = 0, 0.0
+
+    async def first(
+        self,
+        client: Any,
+        quick: Callable[[S3Store], Awaitable[T]],
+        with_botocore: Callable[[], Awaitable[U]],
+        *,
+        again: Callable[[], None],
+    ) -> T | U:
+        """Send a read here, or with botocore. `client`: of botocore; `again` counts a second request."""
+        store = await self._store(client)
+        if store is None:
+            return await with_botocore()
+        try:
+            answer = await quick(store)
+        except FAILURES as error:
+            again()
+            found = await with_botocore()
+            if not isinstance(error, NotPlain):
+                self._has_failed(error)
+            return found
+        except ClientError:
+            self._failed = 0
+            raise
+        self._failed = 0
+        return answer
+
+    async def _store(self, client: Any) -> S3Store | None:
+        """Return what to read from; None if botocore has to read."""
+        global _first_user
+        if not _PLAIN_BUCKET.fullmatch(self._bucket) or _now() < self._off_until:
+            return None
+        if _first_user not in (None, os.getpid()):
+            return None
+        _first_user = os.getpid()
+        opened = self._opened
+        if opened is None or _now() >= opened.renew_at:
+            # Credentials that expire are renewed by botocore, which is asked for them again and again.
+            try:
+                opened = self._opened = await self._renewed(client, opened)
+            except FAILURES as error:
+                self._turn_off(error)
+                return None
+        return None if opened is None else opened.store
+
+    async def _renewed(self, client: Any, opened: _Opened | None) -> _Opened | None:
+        credentials = await self._credentials()
+        if credentials is None and not self._connection.anon:
+            return None
+        renew_at = _now() + _RENEWED_SECONDS
+        if opened is not None and opened.credentials == credentials:
+            return _Opened(opened.store, credentials, renew_at)
+        url = urlsplit(client.meta.endpoint_url)
+        is_amazon = (url.hostname or "").endswith(".amazonaws.com") and "." not in self._bucket
+        names = ("access_key_id", "secret_access_key", "session_token")
+        config: dict[str, Any] = (
+            dict(zip(names, credentials, strict=False)) if credentials else {"skip_signature": True}
+        )
+        client_options: Any = {**self._timeouts, "allow_http": True}
+        store = S3Store(
+            self._bucket,
+            endpoint=f"{url.scheme}://{self._bucket}.{url.netloc}" if is_amazon else client.meta.endpoint_url,
+            virtual_hosted_style_request=is_amazon,
+            region=client.meta.region_name or "us-east-1",
+            client_options=client_options,
+            retry_config={"max_retries": 0},
+            **config,
+        )
+        return _Opened(store, credentials, renew_at)
+
+    async def _credentials(self) -> tuple[str, ...] | None:
+        """Return key, secret and, if there is one, token; None if there are none."""
+        connection = self._connection
+        if connection.anon:
+            return None
+        if connection.key and connection.secret:
+            return (connection.key, connection.secret, *([connection.token] if connection.token else []))
+        found = await connection.session.get_credentials()
+        if found is None:
+            return None
+        frozen = await found.get_frozen_credentials()
+        return (frozen.access_key, frozen.secret_key, *([frozen.token] if frozen.token else []))
+
+    async def get(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
+        """Send a GET of an object, or of a range, `bytes=0-99`. Returns when the first bytes arrive."""
+        options: dict[str, Any] = {}
+        if range_header is not None:
+            first, _, last = range_header.removeprefix("bytes=").partition("-")
+            options = {"range": (int(first), int(last) + 1)}
+        try:
+            async with asyncio.timeout(self._read_timeout_seconds):
+                return await store.get_async(key, options=options)  # type: ignore[arg-type]
+        except FAILURES as error:
+            raise _answer(error, "GetObject") or error from None
+
+    async def pieces(self, answer: GetResult, piece_bytes: int) -> AsyncIterator[bytes]:
+        """Read the body of a GET in pieces of at least this size, except for the last."""
+        stream = answer.stream(min_chunk_size=piece_bytes)
+        while True:
+            try:
+                async with asyncio.timeout(self._read_timeout_seconds):
+                    piece = await anext(stream)
+            except StopAsyncIteration:
+                return
+            yield bytes(piece)
+
+    async def list(self, store: S3Store, folder: str) -> list[Entry]:
+        """List the objects whose keys begin with `folder`, which is empty or ends with a slash. Their paths are keys.
+
+        Raises `NotPlain` if a key may be that of a folder, whose slash is omitted.
+        """
+        try:
+            async with asyncio.timeout(_LISTING_SECONDS):
+                found = await store.list(folder or None, chunk_size=PAGE).collect_async()
+        except FAILURES as error:
+            raise _answer(error, "ListObjectsV2") or error from None
+        entries = [
+            Entry(one["path"], one["size"], one["last_modified"].timestamp(), str(one["e_tag"] or "").strip('"'))
+            for one in found
+        ]
+        # The outcomes of plans, which may be empty, are the only files that need no look at their names.
+        if any(not one.size_bytes and not one.path.endswith(".jsonl") for one in entries):
+            raise NotPlain(f"{self._bucket}/{folder} has an object without bytes")
+        return entries
+
+    def _has_failed(self, error: Exception) -> None:
+        """Note a read that failed here and that botocore made."""
+        self._failed += 1
+        if self._failed >= FAILURES_IN_A_ROW:
+            self._turn_off(error)
+
+    def _turn_off(self, error: Exception) -> None:
+        self._failed, self._off_until = 0, _now() + OFF_SECONDS
+        _LOG.info("reads of the bucket %s use botocore for %.0f s: %s", self._bucket, OFF_SECONDS, error)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _answer(error: Exception, operation: str) -> ClientError | None:
+    """Return an error that the store answered, in the form of botocore."""
+    found = _ANSWER.search(str(error))
+    if found is None or int(found["status"]) not in _SAME_FOR_ALL_CLIENTS:
+        return None
+    about = {"Code": found["code"], "Message": str(error).partition("\n")[0]}
+    answered: Any = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": int(found["status"])}}
+    return ClientError(answered, operation)
+
+
+_first_user: int | None = None
+"""The process that read here first."""
+
+_SHARED: dict[tuple[int, int, str], QuickReads] = {}
+
+
+def shared(bucket: str, connection: s3fs.S3FileSystem, **timeouts: int) -> QuickReads:
+    """Return this process's reads of a bucket, so that roots in it share connections."""
+    key = (os.getpid(), id(connection), bucket)
+    return _SHARED.get(key) or _SHARED.setdefault(key, QuickReads(bucket, connection, **timeouts))
