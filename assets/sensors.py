@@ -185,13 +185,14 @@ def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.S
     runs = watched.runs
     fleet = runs.names.fleet_in(context)
     all_started = context.instance.get_runs(filters=runs.filter(statuses=[DagsterRunStatus.STARTED]))
-    started = {run.run_id: run for run in all_started if BEAT_TAG in run.tags and runs.include(run)}
-    beats = {run_id: run.tags[BEAT_TAG] for run_id, run in started.items()}
+    started = {run.run_id: run for run in all_started if runs.include(run) and _has_to_beat(run, runs)}
+    beats = {run_id: run.tags.get(BEAT_TAG, "") for run_id, run in started.items()}
     now = SystemClock().now_seconds()
     dead, seen = liveness.look(liveness.parse(context.cursor), beats, now_seconds=now)
     context.update_cursor(seen.encoded())
     for run in (started[run_id] for run_id in sorted(dead)):
-        message = f"the run has given no sign of life since {run.tags[BEAT_TAG]}: its process or its machine was killed"
+        since = run.tags.get(BEAT_TAG, "its start")
+        message = f"the run has given no sign of life since {since}: its process or its machine was killed"
         context.instance.report_run_failed(run, message)
         by_hand = run.tags.get(QUERY_TAG)
         for query in [by_hand] if by_hand else sorted(unfinished(run.tags, queries_in(runs.names, run))):
@@ -202,6 +203,12 @@ def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.S
     return dg.SkipReason(
         f"{len(started)} runs of this fleet are started; {len(dead)} of them were dead and are reported as failed"
     )
+
+
+def _has_to_beat(run: dg.DagsterRun, runs: OwnRuns) -> bool:
+    """Whether a started run beats while it lives. The jobs of the fleet do so at once. A step of another job of its assets
+    may wait for a slot of a pool; and a run of an earlier build never beats, and has only a holder."""
+    return BEAT_TAG in run.tags or (run.job_name in runs.jobs and HOLDER_TAG not in run.tags)
 
 
 def _cause(context: dg.RunFailureSensorContext) -> str:

@@ -314,11 +314,14 @@ def test_only_runs_without_a_sign_of_life_are_reported_as_failed_on_any_machine(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = [a_run(fleet, instance, DagsterRunStatus.STARTED, **a_beat(host)) for host in ("here", "another machine")]
-    starting = a_run(fleet, instance, DagsterRunStatus.STARTED)
-    assert "2 runs of this fleet are started; 0 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=119)
-    assert "2 runs of this fleet are started; 2 of them were dead" in reaped(fleet, instance, monkeypatch)
-    assert [status_of(instance, run_id) for run_id in dead] == [DagsterRunStatus.FAILURE] * 2
-    assert status_of(instance, starting) is DagsterRunStatus.STARTED
+    dead.append(a_run(fleet, instance, DagsterRunStatus.STARTED))  # killed before its first beat
+    of_earlier_build = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("here")})
+    starting = a_run(fleet, instance, DagsterRunStatus.STARTING)
+    assert "3 runs of this fleet are started; 0 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=119)
+    assert "3 runs of this fleet are started; 3 of them were dead" in reaped(fleet, instance, monkeypatch)
+    assert [status_of(instance, run_id) for run_id in dead] == [DagsterRunStatus.FAILURE] * 3
+    assert status_of(instance, of_earlier_build) is DagsterRunStatus.STARTED
+    assert status_of(instance, starting) is DagsterRunStatus.STARTING
 
 
 def test_only_the_leases_of_a_dead_run_are_released(
