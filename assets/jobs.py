@@ -21,7 +21,7 @@ AssetJob: TypeAlias = Any
 """The result of `define_asset_job`, whose type Dagster does not export."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """The jobs of a fleet. `by_hand`: those that only a person launches."""
 

@@ -10,7 +10,7 @@ old. While a run is queued or running, the query waits. Outside of the times of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from enum import Enum
 
 import msgspec
@@ -72,6 +72,7 @@ class Cursor:
     asked: Mapping[str, Asked] = field(default_factory=dict)
     gone_since_seconds: Mapping[str, float] = field(default_factory=dict)
     added: frozenset[str] = frozenset()
+    _: KW_ONLY
     died: Mapping[str, int] = field(default_factory=dict)
     looked_seconds: float | None = None
 
