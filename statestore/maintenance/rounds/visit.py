@@ -208,11 +208,12 @@ def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit
 
 
 def _deletes(prepared: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]]) -> bool:
-    """Return whether to execute a plan. A plan without deletions is executed if it examined stores: that is remembered,
-    and the next plan examines only stores that changed since."""
+    """Return whether to execute a plan. A plan without deletions is executed if it examined stores and that is remembered:
+    the next plan examines only stores that changed since."""
     is_allowed = prepared.verb.allowed(prepared.run, prepared.plan) is None
     planned = prepared.plan.plan
-    return is_allowed and prepared.may_start and bool(planned.deletions or planned.stores)
+    remembers = bool(planned.stores) and prepared.plan.gathered.is_remembered
+    return is_allowed and prepared.may_start and bool(planned.deletions or remembers)
 
 
 def _says_more(refusal: StatekeeperError, prepared: Prepared[PlannedRetention, Deleted, tuple[Deleted, ...]]) -> bool:

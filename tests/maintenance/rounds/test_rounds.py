@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from statekeeper.statestore.base.errors import CorruptFile, LocalStateLocked, UnknownFormatVersion
+from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds import rounds as module
 from statekeeper.statestore.maintenance.rounds.memory import Memory
@@ -128,6 +129,24 @@ def test_each_round_visits_the_queries_that_are_due(fleet: Fleet) -> None:
     assert set(fleet.visited(everything=True)) == set(NAMES)
     assert fleet.news() == []
     fleet.checkpoints["orders"].assert_right(fleet.folder / "fresh")
+
+
+@pytest.mark.parametrize("in_batch_logs", [False, True])
+@pytest.mark.parametrize("structure", Structure)
+def test_a_visit_of_an_idle_query_writes_nothing(structure: Structure, in_batch_logs: bool, tmp_path: Path) -> None:
+    """Also where a plan is not remembered, because the next pass gathers all stores anyway."""
+    if structure is Structure.V1 and in_batch_logs:
+        pytest.skip("a batch log needs structure V2")
+    found = Checkpoint(
+        open_storage(str(tmp_path / "idle")), tmp_path / "job", structure=structure, in_batch_logs=in_batch_logs
+    )
+    found.grow(60)
+    fleet = Fleet(tmp_path, SleeplessClock(now_seconds=after_all_files(tmp_path)), {"idle": found})
+    fleet.write(names=("idle",))
+    for _ in range(2):
+        fleet.visited(everything=True)
+    requests = fleet.visited(everything=True)["idle"].requests
+    assert (requests.create, requests.replace, requests.delete) == (0, 0, 0)
 
 
 def test_a_damaged_query_stops_only_itself_and_its_team_is_told_once(fleet: Fleet) -> None:

@@ -31,6 +31,7 @@ from statekeeper.statestore.maintenance.upkeep.retention.model import (
     Strays,
     batch_of,
     common_floor,
+    gathers_only_due_stores,
     is_young,
     loadable,
 )
@@ -85,10 +86,7 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
     look = _Look(
         storage=storage, policy=policy, now_seconds=now, origin=origin, failed=_failed(storage, logs), reads=reads
     )
-    # In structure V1 the commits of all bases are kept, so all stores must be gathered.
-    is_v1 = any(head.digest is not None for head in heads.heads.values())
-    # One batch log has changelogs of all stores, so all stores must be gathered.
-    is_partial = not everything and origin is Origin.OWN and not is_v1 and not logs.batch_logs
+    is_partial = not everything and gathers_only_due_stores(origin, heads, logs)
     last = last_pass.read(storage) if is_partial else None
     if last is not None:
         due = _due(storage, last, logs, wanted)

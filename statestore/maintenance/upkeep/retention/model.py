@@ -8,7 +8,7 @@ from enum import Enum
 
 from statekeeper.statestore.checkpoint import leftovers as hidden_checksums
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
-from statekeeper.statestore.checkpoint.commit_log import CommitLog
+from statekeeper.statestore.checkpoint.commit_log import CommitLog, Heads
 from statekeeper.statestore.checkpoint.file_problem import FileProblem
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.stateless import Stateless
@@ -291,10 +291,24 @@ class RetentionFacts:
     unnamed_from: Mapping[StorePath, int] = field(default_factory=dict)
 
     @property
+    def is_remembered(self) -> bool:
+        """Return whether the next pass gathers only the stores that are due since this one."""
+        return self.log is not None and gathers_only_due_stores(self.origin, self.log.newest, self.logs)
+
+    @property
     def entries(self) -> Iterator[Entry]:
         """Yield the files of the gathered stores."""
         for chain in self.chains:
             yield from chain.files.entries
+
+
+def gathers_only_due_stores(origin: Origin, heads: Heads, logs: LogFiles) -> bool:
+    """Return whether a pass need not gather all stores of a checkpoint.
+
+    In structure V1 the commits of all bases are kept, and one batch log has changelogs of all stores.
+    """
+    is_v1 = any(head.digest is not None for head in heads.heads.values())
+    return origin is Origin.OWN and not is_v1 and not logs.batch_logs
 
 
 def loadable(chain: Chain) -> set[int]:
