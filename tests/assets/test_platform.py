@@ -47,11 +47,13 @@ def platform(configuration: Path) -> Iterator[Running]:
 
 
 def is_green(platform: Running, check: str, green: bool) -> str:
-    """Wait until a check has this result, and return its description."""
+    """Wait until the fleet's verdict on a check has this result, and return its description. A run logs it after the
+    evaluations of its queries."""
 
     def look() -> str | None:
         found = platform.checks("lineage").get(check)
-        return found["description"] if found and found["success"] is green else None
+        is_verdict = found is not None and found["description"].startswith(("Red queries", "The check passes"))
+        return found["description"] if found and is_verdict and found["success"] is green else None
 
     return platform.wait_for(f"{check} is {'green' if green else 'red'}", look, 150)
 

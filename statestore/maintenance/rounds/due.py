@@ -80,7 +80,8 @@ class Cursor:
         """Encode as text; equal cursors give equal texts."""
         asked = {name: asdict(one) for name, one in self.asked.items()}
         body: dict[str, object] = {"asked": asked, "gone_since": self.gone_since_seconds, "added": sorted(self.added)}
-        body |= {"died": self.died, "looked": self.looked_seconds}
+        body |= {"died": self.died} if self.died else {}
+        body |= {"looked": self.looked_seconds} if self.looked_seconds is not None else {}
         return json_records.encoded({"format": FORMAT, **body}, sort_keys=True).decode()
 
 

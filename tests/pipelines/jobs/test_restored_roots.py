@@ -25,7 +25,7 @@ def change_recorded_offsets(job: Job, batch: int) -> None:
         path.write_text(path.read_text().replace("reservoirVersion", "reservoirVersjon"))
     for path in (job.root / "_statekeeper" / "log").glob(f"{batch + 1}-*"):
         data = path.read_bytes()
-        log = batch_log.parse_head(data, str(path))
+        log = batch_log.parse_head(data, path.relative_to(job.root).as_posix())
         members = {place: data[member.start :][: member.length] for place, member in log.members.items()}
         record = json.loads(json.dumps(log.record).replace("reservoirVersion", "reservoirVersjon"))
         path.write_bytes(batch_log.encode(batch + 1, path.stem.partition("-")[2], record, members))
