@@ -76,6 +76,12 @@ def count(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
     return Update(output, output.groupby("key", as_index=False).last().drop(columns="number"))
 
 
+def count_alike(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
+    """The same state and rows in each attempt, as structure V1 requires it."""
+    update = count(rows, state)
+    return Update(update.output.assign(stamp=""), update.state.assign(stamp=""))
+
+
 def count_for_two(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
     """The same rows for two outputs."""
     update = count(rows, state)
@@ -83,6 +89,7 @@ def count_for_two(rows: pd.DataFrame, state: pd.DataFrame) -> Update:
 
 
 OPERATOR = StatefulOperator(["key"], ["number"], state=VALUES, output=OUTPUT, update=count, frames=Frames.PANDAS)
+ALIKE = replace(OPERATOR, update=count_alike)
 OF_TWO_OUTPUTS = replace(OPERATOR, output={"output": OUTPUT, "again": OUTPUT}, update=count_for_two)
 
 
@@ -129,6 +136,8 @@ class Job:
     """Whether the sink merges the rows by their number, which each row has once."""
     has_two_outputs: bool = False
     """Whether a second table, whose files the tasks write, gets the same rows."""
+    is_alike: bool = False
+    """Whether each attempt of a batch has the same state and rows."""
     initial: str = ""
     """Parquet files of the first state, if there are any."""
 
@@ -167,7 +176,7 @@ class Job:
     def batch_driver(self, columns: pa.Schema, observer: Watching) -> BatchDriver:
         initial = InitialState(OPERATOR, columns, lambda: SparkSession.active().read.parquet(self.initial))
         return self.driver(
-            OF_TWO_OUTPUTS if self.has_two_outputs else OPERATOR,
+            OF_TWO_OUTPUTS if self.has_two_outputs else ALIKE if self.is_alike else OPERATOR,
             columns,
             root=StorageSpec(str(self.root)),
             checkpoint=open_storage(str(self.checkpoint)),
@@ -367,6 +376,7 @@ def command_of(job: Job, *options: str) -> list[str]:
     options += ("--local-folder", job.local_folder) if job.local_folder else ()
     options += ("--merges",) if job.merges else ()
     options += ("--two-outputs",) if job.has_two_outputs else ()
+    options += ("--alike",) if job.is_alike else ()
     return [sys.executable, "-m", "tests.support.counting", str(job.folder), *options]
 
 
@@ -388,6 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--initial", default="")
     parser.add_argument("--merges", action="store_true")
     parser.add_argument("--two-outputs", action="store_true")
+    parser.add_argument("--alike", action="store_true", help="each attempt of a batch has the same state and rows")
     parser.add_argument("--kill-at", nargs=2, metavar=("BATCH", "PHASE"))
     parser.add_argument("--kill-between-sinks-of", type=int, metavar="BATCH")
     parser.add_argument("--stop-at", nargs=2, metavar=("BATCH", "PHASE"), help="SIGSTOP: another process continues it")
@@ -398,7 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = spark_session("counting", master=options.master, conf=dict(c.split("=", 1) for c in options.conf))
     job = Job(options.folder, options.partitions, options.local_folder, driver=getattr(tasks, options.driver))
     job.structure, job.writer, job.log, job.initial = options.structure, options.writer, options.log, options.initial
-    job.merges, job.has_two_outputs = options.merges, options.two_outputs
+    job.merges, job.has_two_outputs, job.is_alike = options.merges, options.two_outputs, options.alike
     if options.read_twice:
         job.sink = None if job.has_two_outputs else ReadsTwice(str(job.folder / "output"))
     if options.kill_between_sinks_of is not None:

@@ -196,6 +196,8 @@ def two_hosts(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, two_hosts: str) -> None:
+    # In structure V1, twins write the same file. With other changes, the slower one makes its version unloadable.
+    job.is_alike = job.structure is Structure.V1
     job.feed(4)
     speculation = conf(
         speculation="true",
