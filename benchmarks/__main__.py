@@ -14,6 +14,8 @@ QUESTIONS: Mapping[str, str] = {
     "restart": "How long is a restart?",
     "maintenance_cost": "What does maintenance cost?",
     "fleet": "What does the maintenance of a fleet cost?",
+    "dagster_runs": "What does a Dagster run over many queries cost?",
+    "bucket_reads": "What does a read of a bucket cost?",
     "commit_cost": "What does a commit cost as the state grows?",
     "operator_rows": "How many rows per second does a stateful operator process?",
     "delta_output": "How long is a batch with a Delta sink?",

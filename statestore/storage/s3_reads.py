@@ -28,7 +28,7 @@ from obstore.store import S3Store
 from statekeeper.statestore.storage.base import Entry
 
 if TYPE_CHECKING:
-    from obstore import GetResult
+    from obstore import GetOptions, GetResult
 
 FAILURES_IN_A_ROW = 3
 OFF_SECONDS = 600.0
@@ -41,6 +41,8 @@ FAILURES: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 _RENEWED_SECONDS = 300.0
 _LISTING_SECONDS = 600.0
 """Of all pages."""
+_REGIONS = {None: "us-east-1", "aws-global": "us-east-1"}
+"""The regions of signatures for what botocore calls a region and is none."""
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ANSWER = re.compile(r"status code: (?P<status>\d{3})[\s\S]*?<Code>(?P<code>\w+)</Code>")
 _SAME_FOR_ALL_CLIENTS = frozenset({404, 416, 429, 500, 502, 503, 504})
@@ -137,7 +139,7 @@ class QuickReads:
             self._bucket,
             endpoint=f"{url.scheme}://{self._bucket}.{url.netloc}" if is_amazon else client.meta.endpoint_url,
             virtual_hosted_style_request=is_amazon,
-            region=client.meta.region_name or "us-east-1",
+            region=_REGIONS.get(client.meta.region_name, client.meta.region_name),
             client_options=client_options,
             retry_config={"max_retries": 0},
             **config,
@@ -159,13 +161,13 @@ class QuickReads:
 
     async def get(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
         """Send a GET of an object, or of a range, `bytes=0-99`. Returns when the first bytes arrive."""
-        options: dict[str, Any] = {}
+        options: GetOptions = {}
         if range_header is not None:
             first, _, last = range_header.removeprefix("bytes=").partition("-")
             options = {"range": (int(first), int(last) + 1)}
         try:
             async with asyncio.timeout(self._read_timeout_seconds):
-                return await store.get_async(key, options=options)  # type: ignore[arg-type]
+                return await store.get_async(key, options=options)
         except FAILURES as error:
             raise _answer(error, "GetObject") or error from None
 
@@ -194,7 +196,7 @@ class QuickReads:
             Entry(one["path"], one["size"], one["last_modified"].timestamp(), str(one["e_tag"] or "").strip('"'))
             for one in found
         ]
-        # The outcomes of plans, which may be empty, are the only files that need no look at their names.
+        # Plans without a step have an empty outcome; no folder has such a name.
         if any(not one.size_bytes and not one.path.endswith(".jsonl") for one in entries):
             raise NotPlain(f"{self._bucket}/{folder} has an object without bytes")
         return entries

@@ -1,0 +1,100 @@
+"""CPU of reads and listings of a bucket, with `object_store` and with botocore, which makes those it cannot make.
+
+Both are the reads of `statekeeper`. The second bucket has an underscore in its name, and such a bucket is left to botocore.
+The S3 server has a process of its own, so the CPU is that of the reader alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import botocore.session
+
+from benchmarks.measure import Spread, Table, ratio, verdict
+from benchmarks.s3_process import s3_process
+from statekeeper.statestore.storage import Storage, StorageSpec, at_once, open_storage
+
+_READS = 1_000
+_LISTED = 5_000
+_BYTES = b"x" * 400
+_WITH_BOTOCORE = "left_to_botocore"
+
+
+def run(options: argparse.Namespace) -> list[Table]:
+    """Run the benchmark."""
+    with s3_process() as bucket:
+        storages = {"object_store": open_storage(bucket), "botocore": open_storage(_bucket_with_underscore(bucket))}
+        reads: dict[str, list[list[float]]] = {name: [] for name in storages}
+        listings: dict[str, list[list[float]]] = {name: [] for name in storages}
+        for storage in storages.values():
+            _fill(storage)
+            _read(storage)  # connects
+        for _ in range(options.rounds):
+            for name, storage in storages.items():
+                reads[name].append([_cpu_milliseconds(_read, storage) / _READS])
+                listings[name].append([_cpu_milliseconds(_list, storage)])
+    rows = []
+    for what, samples in ((f"read of {len(_BYTES)} bytes", reads), (f"listing of {_LISTED:,} objects", listings)):
+        shown = [Spread.of([value for of_round in samples[name] for value in of_round]).shown(2) for name in storages]
+        rows.append([what, *shown, ratio(samples["botocore"], samples["object_store"]).shown(1, "x")])
+    return [
+        Table(
+            title="Reads of a bucket: milliseconds of CPU",
+            columns=["", *storages, "botocore / object_store"],
+            rows=rows,
+            targets=[
+                verdict(
+                    f"CPU of a {what}, botocore to object_store", ratio(of["botocore"], of["object_store"]), at_least=2
+                )
+                for what, of in (("read", reads), ("listing", listings))
+            ],
+            notes=[
+                f"{options.rounds} rounds. In each: {_READS:,} reads, eight at a time, and a listing of {_LISTED:,} "
+                "objects. No request is hedged.",
+                "User and system time of all threads of the reading process. The S3 server is another process.",
+            ],
+        )
+    ]
+
+
+def _bucket_with_underscore(bucket: StorageSpec) -> StorageSpec:
+    stated = dict(bucket.options)
+    client = botocore.session.Session().create_client(
+        "s3",
+        endpoint_url=stated["endpoint_url"],
+        aws_access_key_id=stated["key"],
+        aws_secret_access_key=stated["secret"],
+        region_name=stated["region"],
+    )
+    client.create_bucket(Bucket=_WITH_BOTOCORE)
+    return replace(bucket, url=f"s3://{_WITH_BOTOCORE}")
+
+
+def _fill(storage: Storage) -> None:
+    files = {f"read/{number}": _BYTES for number in range(100)}
+    files |= {f"listed/{number % 50}/{number}_changelog": b"x" for number in range(_LISTED)}
+
+    def create(path: str) -> None:
+        storage.create(path, files[path])
+
+    at_once(create, list(files))
+
+
+def _read(storage: Storage) -> None:
+    def read(number: int) -> None:
+        storage.read(f"read/{number % 100}")
+
+    at_once(read, range(_READS))
+
+
+def _list(storage: Storage) -> None:
+    assert len(storage.list("listed")) == _LISTED
+
+
+def _cpu_milliseconds(work: Callable[[Storage], None], storage: Storage) -> float:
+    before = time.process_time()
+    work(storage)
+    return (time.process_time() - before) * 1_000
