@@ -160,7 +160,7 @@ class Watch:
                 yield from self._told(Look(name, Status.OK, rounds.why_gone(name, configuration)))
 
     def remembered(self) -> dg.JsonMetadataValue:
-        """What the next run must know: what is absent, and of whom people were told."""
+        """What the next run must know: the absent queries, and the newest notice of each."""
         found = self.facts.found
         absent = [*found.problems, *found.waiting]
         told = [
@@ -281,7 +281,7 @@ def _worst_first(rows: Mapping[str, Health]) -> list[tuple[str, Health]]:
 
 def unhealthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dict[str, str]:
     """The problem of each query that needs a person, and of each broken part of the configuration, with the next command,
-    by name; the most urgent first. `lost`: queries without a committed batch, which had a clean audit before."""
+    by the name of the query; the most urgent first. `lost`: queries without a committed batch after a clean audit."""
     found: dict[str, str] = {}
     for name, problem in facts.problems.items():
         if is_part(name):

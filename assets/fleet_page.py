@@ -1,4 +1,4 @@
-"""What the page of `fleet_health` shows: a sentence for a person in a hurry, then a row for each query, the worst first."""
+"""What the page of `fleet_health` shows: a sentence on the fleet, then a row for each query, the most urgent first."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rows(
     *,
     examinations_a_day: float = EXAMINATIONS_A_DAY,
 ) -> list[Row]:
-    """Return the queries, the worst first. `unhealthy`: the problems by name, the most urgent first."""
+    """Return the queries, the most urgent first. `unhealthy`: the problem of each query, in that order."""
     order = {name: number for number, name in enumerate(unhealthy)}
     names = [*(name for name in unhealthy if not is_part(name)), *(name for name in examined if name not in unhealthy)]
     made = [_row(name, examined.get(name), found, unhealthy.get(name, ""), examinations_a_day) for name in names]
@@ -181,7 +181,7 @@ def _queries(number: int) -> str:
 
 
 def table(shown: list[Row], clean_ages: Mapping[str, float]) -> dg.TableMetadataValue:
-    """Return the table of the queries. `clean_ages`: seconds since the last clean audit by name."""
+    """Return the table of the queries. `clean_ages`: query -> seconds since its last clean audit."""
     return metadata.table(_COLUMNS, (_cells(one, clean_ages.get(one.name)) for one in shown))
 
 

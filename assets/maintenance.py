@@ -122,7 +122,7 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
 
 
 def _why(done: Visit, *, is_whole: bool) -> str:
-    """Why a visit has failed. A person who has chosen one asset is told why its own step was not made."""
+    """Why a visit has failed. If only some assets were chosen: why their own step was not made."""
     if is_whole and done.problems:
         return done.problems[0].text
     if done.errors:

@@ -1,4 +1,4 @@
-"""What Dagster's history knows of a query: the checks that are red, and what people were told.
+"""What Dagster's history knows of a query: the red checks, and the newest notice.
 
 It is in the newest observation of an asset for the query. It is no source of truth: without it, the next visit of a query
 sends the notice of each problem again.
@@ -43,7 +43,7 @@ class Red:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a query: what people were told, None if it is OK; and its red checks."""
+    """What is known of a query: its newest notice, None if it is OK; and its red checks."""
 
     told: Told | None = None
     red: Mapping[str, Red] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a visit of a query leaves in Dagster: materializations, checks, the ledger, and what people were told.
+"""What a visit of a query leaves in Dagster: materializations, checks, the ledger, and the notices that were sent.
 
 The jobs `maintain_queries` and `maintain_query`, and a person who materializes an asset, record a visit in the same way.
 """

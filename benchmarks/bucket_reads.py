@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import botocore.session
 
-from benchmarks.measure import Spread, Table, ratio, verdict
+from benchmarks.measure import Spread, Table, ratio
 from benchmarks.s3_process import s3_process
 from statekeeper.statestore.storage import Storage, StorageSpec, at_once, open_storage
 
@@ -45,12 +45,6 @@ def run(options: argparse.Namespace) -> list[Table]:
             title="Reads of a bucket: milliseconds of CPU",
             columns=["", *storages, "botocore / object_store"],
             rows=rows,
-            targets=[
-                verdict(
-                    f"CPU of a {what}, botocore to object_store", ratio(of["botocore"], of["object_store"]), at_least=2
-                )
-                for what, of in (("read", reads), ("listing", listings))
-            ],
             notes=[
                 f"{options.rounds} rounds. In each: {_READS:,} reads, eight at a time, and a listing of {_LISTED:,} "
                 "objects. No request is hedged.",

@@ -1,4 +1,4 @@
-"""Reads of a bucket through `object_store`, a library in Rust: they cost a fraction of the CPU of botocore's.
+"""Reads of a bucket through `object_store`, a library in Rust: they cost less CPU than botocore's.
 
 Maintenance reads a small file for each store and batch, so the CPU of a read is most of its cost.
 

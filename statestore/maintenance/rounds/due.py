@@ -223,7 +223,7 @@ def closed_because(schedule: Schedule, newest_seconds: float, now_seconds: float
 
 
 def failed(asked: Asked) -> Asked:
-    """Return a request whose run has failed. A run that nobody requested here, such as that of a night, counts, too."""
+    """Return a request whose run has failed, also if the nightly sweep or a person requested that run."""
     return replace(asked, attempts=max(asked.attempts, 1))
 
 

@@ -57,7 +57,7 @@ class Round:
 
     visits   of the due queries
     not_due  the reason by query
-    absent   the problem by name of a root that cannot be visited, or is expected and has no checkpoint
+    absent   root -> its problem: it cannot be visited, or is expected and has no checkpoint
     """
 
     visits: tuple[Visit, ...]

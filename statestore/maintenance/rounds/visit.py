@@ -87,7 +87,7 @@ class Visit:
 
     @property
     def text(self) -> str:
-        """What people are told of the query."""
+        """The text of a notice of this visit."""
         if not self.problems:
             return "its audit has no finding"
         text = self.problems[0].text

@@ -139,7 +139,7 @@ class Schedule:
 @dataclass(frozen=True)
 class Policies:
     """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
-    also in the spec of a root. `team` and `owner`: who gets its notices. `labels`: of the owner, by name."""
+    also in the spec of a root. `team` gets its notices; `owner` and `labels` (name -> value) are shown in them."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)

@@ -153,7 +153,7 @@ def _unknown_teams(configuration: Configuration, named: Mapping[str, Root | Pare
         who = (
             f"the team {DEFAULT_TEAM} gets the messages"
             if DEFAULT_TEAM in configuration.teams
-            else "nobody gets messages"
+            else "no channel, so no messages are sent"
         )
         hint = f"did you mean {near[0]}? Or add" if near else "add"
         problem = (
