@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Images of containers often set it. Then each of the hundreds of processes that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: env run platform test nightly slow-test lint lock kill-test simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
+.PHONY: env run platform test nightly slow-test lint lock kill-test company-night simulate fuzz soak sequences sparks audit-oracle interop-matrix interop-s3a interop-stores interop-hdfs interop-kafka pictures benchmarks docs docs-serve
 
 env: .venv/.made
 
@@ -69,6 +69,12 @@ KILLS ?= 40
 SEED ?= 7
 kill-test: env
 	$(BIN)/python -m tests.faults.kill_test --kills $(KILLS) --seed $(SEED) $(ARGS)
+
+# Minutes of a night in a company: fifty checkpoints, ten damages, and SIGKILL to runs, daemon, code server and resident process;
+# one of both ways to maintain them: ARGS="--through dagster", ARGS="--through watch"
+MINUTES ?= 30
+company-night: env
+	$(BIN)/python -m tests.faults.company_night --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 # Schedules of a query and its maintainers in virtual time, a second or two each; ARGS="--log batch": the query writes
 # batch logs. One again, turn by turn:

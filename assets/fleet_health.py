@@ -100,7 +100,7 @@ def fleet_health(names: Names, maintained: Maintenance) -> dg.AssetsDefinition:
         problems = unhealthy(facts, fleet, lost)
         often = _examinations_a_day(context.instance, context.asset_key, now)
         shown = {**of_fleet(facts, clean, now, problems, examinations_a_day=often), _FLEET: fleet.label}
-        shown[_WATCHED] = watch.remembered()
+        shown[_WATCHED] = watch.remembered(before)
         yield dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
 
     return made
@@ -147,8 +147,7 @@ class Watch:
             yield from self._told(
                 Look(name, problem.status, problem.text, is_certain=is_part(name) or name not in found.problems)
             )
-        watched = before.get(_WATCHED)
-        earlier = watched.value if isinstance(watched, dg.JsonMetadataValue) and isinstance(watched.value, dict) else {}
+        earlier = _watched(before)
         for name in set(earlier.get("absent", ())) & self.facts.rows.keys():
             row = self.facts.rows[name]
             text = describe([row.worst], self._command("audit", name)) if row.worst else "it can be read again"
@@ -159,13 +158,12 @@ class Watch:
             if is_part(name) or not found.is_unseen(name):
                 yield from self._told(Look(name, Status.OK, rounds.why_gone(name, configuration)))
 
-    def remembered(self) -> dg.JsonMetadataValue:
-        """What the next run must know: the absent queries, and the newest notice of each."""
+    def remembered(self, before: Mapping[str, Any]) -> dg.JsonMetadataValue:
+        """What the next run must know: the absent queries, and the subjects whose newest notice is no OK, or is unsent."""
         found = self.facts.found
         absent = [*found.problems, *found.waiting]
-        told = [
-            name for name in {*absent, *found.queries} if memory.read(self.context.instance, self.memory, name).told
-        ]
+        subjects = {*absent, *found.queries, *_watched(before).get("told", ())}
+        told = [name for name in subjects if memory.read(self.context.instance, self.memory, name).told]
         return dg.MetadataValue.json({"absent": sorted(absent), "told": sorted(told)})
 
     def _absent(self, visited: Collection[str]) -> dict[str, Problem]:
@@ -177,8 +175,14 @@ class Watch:
 
     def _told(self, look: Look) -> Iterator[dg.AssetObservation]:
         known = memory.read(self.context.instance, self.memory, look.subject)
-        policies = self.configuration.policies_of(look.subject)
+        policies = self.configuration.policies_if_named(look.subject)
         return memory.tell(self.context, self.names, self.memory, known, look, policies, self.configuration)
+
+
+def _watched(shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the previous run remembered, from the metadata of its materialization."""
+    found = shown.get(_WATCHED)
+    return found.value if isinstance(found, dg.JsonMetadataValue) and isinstance(found.value, dict) else {}
 
 
 def _previous(instance: dg.DagsterInstance, key: dg.AssetKey, fleet: Fleet) -> Mapping[str, Any]:

@@ -215,7 +215,8 @@ def _visited(
         except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
             seconds = clock.monotonic_seconds() - started
-            return Shown(failed_visit(name, defect_of(error), seconds=seconds), configuration.policies_of(name))
+            failed = failed_visit(name, defect_of(error), seconds=seconds, next_command=fleet.command("audit", name))
+            return Shown(failed, configuration.policies_of(name))
 
     return _as_they_end(visited, queries, at_once)
 

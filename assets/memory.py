@@ -4,8 +4,9 @@ It is in the newest observation of an asset for the query. It is no source of tr
 sends the notice of each problem again.
 
 *Guarantee*: the memory is in Dagster's storage before a notice is sent: the generator of an op continues after its event
-was stored. So a killed run tells nothing twice. A notice that it could not send any more follows as a reminder. A notice
-that no channel accepted is sent again at the next look.
+was stored. It is stored again when the notice was accepted. So a killed run loses no notice. If it was killed in between,
+the next look sends the notice again, with the same id. A notice that no channel accepted is sent again at the next look,
+too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import Record
-from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Told, next_notice
+from statekeeper.statestore.maintenance.rounds.notices import (
+    REMINDER_SECONDS,
+    Notice,
+    Told,
+    next_notice,
+    sent,
+    told_again,
+)
 from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
 
@@ -82,11 +90,24 @@ def tell(
     key: dg.AssetKey,
     known: Known,
     look: Look,
-    policies: Policies,
+    policies: Policies | None,
     configuration: Configuration,
 ) -> Iterator[dg.AssetObservation]:
-    """Remember a look, and send the notice that it causes, from the generator of an op or of an asset."""
+    """Remember a look, and send the notice that it causes, from the generator of an op or of an asset.
+
+    `policies`: of the subject; None if the configuration does not name it any more.
+    """
     notifier = names.notifier_in(context)
+
+    def send(notice: Notice) -> bool:
+        return notifier.send(notice, configuration, fleet=names.fleet)
+
+    if known.told is not None and known.told.unsent is not None:
+        told, is_sent = told_again(known.told, send)
+        known = Known(told, known.red)
+        yield observation(key, known, look)
+        if not is_sent:
+            return
     now_known, notice = next_notice(
         look.subject,
         known.told,
@@ -99,8 +120,8 @@ def tell(
         reminder_seconds=_REMINDER_SECONDS,
     )
     yield observation(key, Known(now_known, known.red), look)
-    if notice is not None and not notifier.send(notice, configuration, fleet=names.fleet):
-        yield observation(key, known, look)
+    if now_known is not None and notice is not None and send(notice):
+        yield observation(key, Known(sent(now_known), known.red), look)
 
 
 def read(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> Known:

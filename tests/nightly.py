@@ -105,6 +105,14 @@ PARTS = (
         counts=r"^  together +(?P<cases>\d+)$",
     ),
     Part(
+        "company-night",
+        8,
+        commands=(f"{_PYTHON}faults.company_night --minutes 10 --seed {{seed}}",),
+        seeds=1,
+        counts=r"^(?P<cases>\d+) damages and healthy queries, (?P<failed>\d+) violations$",
+        least_seconds=2700,
+    ),
+    Part(
         "sequences",
         12,
         commands=(f"{_PYTHON}interop.sequences --seed {{seed}} --count 10",),

@@ -351,7 +351,7 @@ def test_a_checkpoint_that_is_gone_is_told_once_and_so_is_its_return_or_its_remo
         examine(definitions, instance)
     (told,) = webhook.bodies
     assert (told["subject"], told["status"], "was deleted or moved" in told["problem"]) == ("flights", "ERROR", True)
-    assert told["problem"].endswith(f"Next: statekeeper --config {configuration} inspect flights")
+    assert told["problem"].endswith(f"Next: statekeeper --config {configuration} config check flights")
     flights.with_name("hidden").rename(flights)
     for _ in range(2):
         examine(definitions, instance)
@@ -443,7 +443,7 @@ def on_disk(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def test_after_a_run_is_killed_only_its_unfinished_queries_are_requested_and_nothing_is_told_twice(
+def test_after_a_run_is_killed_only_its_unfinished_queries_are_requested_and_its_notice_is_sent_again_with_its_id(
     definitions: dg.Definitions,
     on_disk: dg.DagsterInstance,
     configuration: Path,
@@ -473,4 +473,9 @@ def test_after_a_run_is_killed_only_its_unfinished_queries_are_requested_and_not
     assert request.run_config == run_config(Names(fleet=""), ["jobs.clicks", "jobs.orders"]), "flights is finished"
     result = definitions.resolve_job_def("maintain_queries").execute_in_process(request.run_config, instance=on_disk)
     assert materialized(result) == {"jobs.clicks": ["snapshot", "lineage"], "jobs.orders": list(ASSETS)}
-    assert changes(webhook) == [("jobs.clicks", "OK", "ERROR")]
+    assert changes(webhook) == [("jobs.clicks", "OK", "ERROR")] * 2
+    assert [one["is_repeated"] for one in webhook.bodies] == [False, True]
+    assert len({one["id"] for one in webhook.bodies}) == 1
+    job = definitions.resolve_job_def("maintain_queries")
+    job.execute_in_process(run_config(Names(fleet=""), ["jobs.clicks"]), instance=on_disk)
+    assert len(webhook.bodies) == 2

@@ -61,6 +61,8 @@ def for_chat(text: str) -> str:
 def webhook(notice: Notice, fleet: str) -> dict[str, Any]:
     """All fields of a notice."""
     return {
+        "id": notice.id,
+        "is_repeated": notice.is_repeated,
         "text": str(notice),
         "fleet": fleet,
         "subject": notice.subject,

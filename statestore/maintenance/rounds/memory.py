@@ -2,8 +2,9 @@
 
 It is no source of truth. Without it, a round visits every query once and sends the notice of every problem again.
 
-*Guarantee*: the file is replaced in one step, and written before a notice is sent. So a killed process sends no notice
-twice. A notice that it could not send any more follows as a reminder. A notice that no channel accepted is sent again.
+*Guarantee*: the file is replaced in one step, and written before a notice is sent and after it was accepted. So a killed
+process loses no notice. If it was killed in between, its successor sends the notice again, with the same id. A notice that
+no channel accepted is sent again, too.
 """
 
 from __future__ import annotations

@@ -5,40 +5,28 @@
 
 The status belongs to a subject: a query, or the fleet for a problem of the configuration. A problem with the same status
 gets no notice of its own; the reminder shows the newest problem.
+
+A notice is recorded before it is sent, and again when a channel has accepted it. A process that is killed in between leaves
+it behind as *unsent*, and the next look sends it again, with the same id: see `Notice.id`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.maintenance.verbs.config import Policies
 
 REMINDER_SECONDS = 86_400.0
-_NO_TEAM = Policies()
-
-
-@dataclass(frozen=True)
-class Told:
-    """What people know of a subject that is not OK, or that may become so.
-
-    status          that of the newest notice
-    since_seconds   when the status began, since the epoch
-    told_seconds    time of the newest notice
-    doubtful        the status that the last look found and that the next one must confirm; None without doubt
-    """
-
-    status: Status
-    since_seconds: float
-    told_seconds: float
-    doubtful: Status | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
     """A change of a status, or a reminder. `since_seconds`: when the status before it began, or this one for a reminder.
-    `run`: the URL or the name of the run that saw it; "" without one."""
+    `run`: the URL or the name of the run that saw it; "" without one. `is_repeated`: it was sent before, and it is unknown
+    whether it was received."""
 
     subject: str
     before: Status
@@ -50,6 +38,14 @@ class Notice:
     owner: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
+    is_repeated: bool = False
+
+    @property
+    def id(self) -> str:
+        """The same for each repetition of this notice, and different for each other notice: a receiver that has seen it
+        can drop it."""
+        said = f"{self.subject}\0{self.before.name}\0{self.now.name}\0{self.at_seconds!r}"
+        return sha256(said.encode()).hexdigest()[:32]
 
     @property
     def is_reminder(self) -> bool:
@@ -61,7 +57,43 @@ class Notice:
         about += [f"run: {self.run}"] if self.run else []
         named = f"{self.subject} ({', '.join(about)})" if about else self.subject
         change = f"still {self.now.name}" if self.is_reminder else f"{self.before.name} -> {self.now.name}"
-        return f"{named}: {change}: {self.text}"
+        again = " (sent again, because an interruption left it unknown whether you have it)" if self.is_repeated else ""
+        return f"{named}: {change}{again}: {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What people know of a subject that is not OK, or that may become so.
+
+    status          that of the newest notice
+    since_seconds   when the status began, since the epoch
+    told_seconds    time of the newest notice
+    doubtful        the status that the last look found and that the next one must confirm; None without doubt
+    team, owner     of the newest notice: they also get the end of a problem of a query that no configuration names any more
+    unsent          the newest notice until a channel has accepted it
+    """
+
+    status: Status
+    since_seconds: float
+    told_seconds: float
+    doubtful: Status | None = None
+    team: str = ""
+    owner: str = ""
+    unsent: Notice | None = None
+
+
+def sent(told: Told) -> Told | None:
+    """Return what is known of a subject after its notice was accepted. Pure."""
+    return None if told.status is Status.OK and told.doubtful is None else replace(told, unsent=None)
+
+
+def told_again(told: Told, send: Callable[[Notice], bool]) -> tuple[Told | None, bool]:
+    """Send the notice that was left unsent. Returns what is known then, and whether nothing is left unsent."""
+    if told.unsent is None:
+        return told, True
+    if not send(replace(told.unsent, is_repeated=True)):
+        return told, False
+    return sent(told), True
 
 
 def next_notice(
@@ -72,38 +104,41 @@ def next_notice(
     *,
     now_seconds: float,
     is_certain: bool = True,
-    policies: Policies = _NO_TEAM,
+    policies: Policies | None = None,
     run: str = "",
     reminder_seconds: float = REMINDER_SECONDS,
 ) -> tuple[Told | None, Notice | None]:
-    """Decide whether a look at a subject causes a notice. Returns what people know then, None if it is OK; and the notice.
+    """Decide whether a look at a subject causes a notice. Returns what people know then, None if it is OK; and the notice,
+    which is unsent.
 
     `is_certain`: False for a transient error, such as a storage that does not answer. It causes a notice if two consecutive
-    looks find it. `policies`: of the subject; `run`: of the notice;
+    looks find it. `policies`: of the subject; None if no configuration names it any more. `run`: of the notice.
     `reminder_seconds`: least time between two reminders.
     """
+    team, owner = (policies.team, policies.owner) if policies else (told.team, told.owner) if told else ("", "")
     before = told.status if told else Status.OK
     if status > before and not is_certain and (told is None or told.doubtful is None):
-        doubted = told or Told(Status.OK, now_seconds, now_seconds)
+        doubted = told or Told(status=Status.OK, since_seconds=now_seconds, told_seconds=now_seconds)
         return replace(doubted, doubtful=status), None
     if status is not before:
         since = told.since_seconds if told else now_seconds
-        after = None if status is Status.OK else Told(status, now_seconds, now_seconds)
+        after = Told(status=status, since_seconds=now_seconds, told_seconds=now_seconds)
     elif told is None or status is Status.OK:
         return None, None
     elif now_seconds - told.told_seconds < reminder_seconds:
         return replace(told, doubtful=None), None
     else:
         since, after = told.since_seconds, replace(told, told_seconds=now_seconds, doubtful=None)
-    return after, Notice(
+    notice = Notice(
         subject=subject,
         before=before,
         now=status,
         text=text,
         at_seconds=now_seconds,
         since_seconds=since,
-        team=policies.team,
-        owner=policies.owner,
-        labels=dict(policies.labels),
+        team=team,
+        owner=owner,
+        labels=dict(policies.labels) if policies else {},
         run=run,
     )
+    return replace(after, team=team, owner=owner, unsent=notice), notice

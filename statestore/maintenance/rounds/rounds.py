@@ -26,7 +26,7 @@ from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.maintenance.rounds import due, metrics
 from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Last
 from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
-from statekeeper.statestore.maintenance.rounds.notices import Notice, Told, next_notice
+from statekeeper.statestore.maintenance.rounds.notices import Notice, Told, next_notice, sent, told_again
 from statekeeper.statestore.maintenance.rounds.visit import Problem, Status, Visit, failed_visit, visit
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Root, is_part
@@ -102,10 +102,18 @@ class Rounds:
         self._sweep_seconds, self._workers = sweep_seconds, workers
         self._newest = Configuration()
         self._reads = Reads(clock)
+        self._is_new = True
+        self._refused: set[str] = set()
 
     def round(self, *, everything: bool = False) -> Round:
         """Make a round. `everything`: visit also the queries that are not due. Raises `LocalStateError`."""
+        self._refused.clear()
         self._read_configuration()
+        if self._is_new:
+            # What a killed process was sending. Later, each look at a subject does this.
+            self._is_new = False
+            for subject in [name for name, one in self._memory.told.items() if one.unsent is not None]:
+                self._tell_again(subject)
         asked = {name: one.asked for name, one in self._memory.queries.items()}
         committed = {name: one.version - 1 for name, one in asked.items() if one.version > 0}
         found = fleets.discover(self._newest, committed=committed)
@@ -113,6 +121,9 @@ class Rounds:
         for name, problem in absent.items():
             # A storage may answer again at the next look; a checkpoint that is gone, stays gone.
             self._look(name, problem.status, problem.text, is_certain=is_part(name) or name not in found.problems)
+            if (remembered := self._memory.queries.get(name)) is not None:
+                # The visit that follows when it can be read again tells the end of the problem.
+                self._memory.queries[name] = replace(remembered, has_failed=True)
         self._forget(found, absent)
         decided = {name: self._decide(query, everything=everything) for name, query in found.queries.items()}
         # A query with new batches comes before one that is visited because of its age.
@@ -191,7 +202,8 @@ class Rounds:
             return visit(name, run, reads=self._reads)
         except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
-            return failed_visit(name, defect_of(error), seconds=self._clock.monotonic_seconds() - started)
+            seconds, audit = self._clock.monotonic_seconds() - started, self._pasteable("statekeeper audit ROOT", name)
+            return failed_visit(name, defect_of(error), seconds=seconds, next_command=audit)
 
     def _remember(self, one: Due, done: Visit) -> None:
         """Record a visit, and tell what changed."""
@@ -220,13 +232,14 @@ class Rounds:
     ) -> None:
         """Send the notice of a look at a subject, if the look changes what people know.
 
-        The memory is saved before, so that a process that is killed after it has sent a notice does not send it again.
+        The memory is saved before and after it. A process that is killed in between leaves an unsent notice.
         """
-        before = self._memory.told.get(subject)
-        policies = root.policies if root is not None else self._newest.policies_of(subject)
+        if not self._tell_again(subject):
+            return
+        policies = root.policies if root is not None else self._newest.policies_if_named(subject)
         told, notice = next_notice(
             subject,
-            before,
+            self._memory.told.get(subject),
             status,
             text,
             now_seconds=self._clock.now_seconds(),
@@ -234,8 +247,20 @@ class Rounds:
             policies=policies,
         )
         self._know(subject, told)
-        if notice is not None and not self._tell(notice, self._newest):
-            self._know(subject, before)
+        if told is not None and notice is not None and self._tell(notice, self._newest):
+            self._know(subject, sent(told))
+
+    def _tell_again(self, subject: str) -> bool:
+        """Send the notice that was left unsent. Returns whether nothing is left unsent."""
+        told = self._memory.told.get(subject)
+        if told is None or told.unsent is None:
+            return True
+        if subject in self._refused:
+            return False
+        known, is_sent = told_again(told, lambda notice: self._tell(notice, self._newest))
+        self._know(subject, known)
+        self._refused |= set() if is_sent else {subject}
+        return is_sent
 
     def _know(self, subject: str, told: Told | None) -> None:
         """Save what people know of a subject."""
@@ -263,17 +288,24 @@ def absent_in(
 
     `visited`: queries that had a committed batch before; `command`: options before the verb of a pasted command.
     """
-    check = shlex.join(["statekeeper", *command, "config", "check"])
+
+    def next_command(name: str) -> str:
+        # It shows the URL, the file that has it, and whether the checkpoint can be read now.
+        if is_part(name) or name in configuration.parents:
+            return shlex.join(["statekeeper", *command, "config", "check"])
+        if configuration.names(name) and configuration.find(name).file:
+            return shlex.join(["statekeeper", *command, "config", "check", name])
+        return with_name("statekeeper inspect ROOT", name, before=command)
+
     for name, problem in found.problems.items():
-        yield name, Problem(Status.ERROR, with_next(problem, check) if is_part(name) else problem)
+        yield name, Problem(Status.ERROR, with_next(problem, next_command(name)))
     for name in found.waiting:
-        next_command = with_name("statekeeper inspect ROOT", name, before=command)
         if name in visited:
             text = "the checkpoint has no committed batch any more: it was deleted or moved"
-            yield name, Problem(Status.ERROR, with_next(text, next_command))
+            yield name, Problem(Status.ERROR, with_next(text, next_command(name)))
         elif name in configuration.roots:
             text = "there is no committed batch yet. Start the query, or correct its url"
-            yield name, Problem(Status.WARN, with_next(text, next_command))
+            yield name, Problem(Status.WARN, with_next(text, next_command(name)))
 
 
 def why_gone(subject: str, configuration: Configuration) -> str:

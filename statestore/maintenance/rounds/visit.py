@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from statekeeper.statestore.base.errors import CorruptFile, LeaseLost, RootHeld, StatekeeperError
+from statekeeper.statestore.base.errors import (
+    CorruptFile,
+    LeaseLost,
+    RootHeld,
+    StatekeeperError,
+    VersionNotLoadable,
+)
 from statekeeper.statestore.base.messages import counted, with_next
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Severity
@@ -25,6 +31,9 @@ from statekeeper.statestore.maintenance.verbs.snapshot import (
     long_tail,
 )
 from statekeeper.statestore.storage import Reads, RememberingStorage, RequestCounts
+
+_DAMAGES = (CorruptFile, VersionNotLoadable)
+"""Errors that do not pass by themselves."""
 
 
 class Status(IntEnum):
@@ -101,7 +110,8 @@ class Visit:
     @property
     def is_certain(self) -> bool:
         """Whether the status cannot pass by itself, as a storage that does not answer can."""
-        return not self.errors or (self.after is not None and bool(self.after.findings))
+        is_damaged = any(isinstance(one, _DAMAGES) for one in self.errors)
+        return not self.errors or is_damaged or (self.after is not None and bool(self.after.findings))
 
     @property
     def is_undecided(self) -> bool:
@@ -192,7 +202,7 @@ def _audited(run: Run) -> Looked | None:
     return Looked(facts, judged(facts, run.policies), None, run.storage.requests.since(before))
 
 
-def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit:
+def failed_visit(name: str, error: StatekeeperError, *, seconds: float, next_command: str) -> Visit:
     """Return a visit that could not begin, or ended with a defect."""
     return Visit(
         name=name,
@@ -201,7 +211,7 @@ def failed_visit(name: str, error: StatekeeperError, *, seconds: float) -> Visit
         after=None,
         errors=(error,),
         failed=frozenset({Snapshot.name, Retention.name}),
-        problems=(Problem(Status.ERROR, str(error)),),
+        problems=(Problem(Status.ERROR, with_next(str(error), next_command)),),
         requests=RequestCounts(),
         seconds=seconds,
     )
@@ -242,7 +252,9 @@ def _problems(
         yield Problem(Status.ERROR if worst is Severity.ERROR else Status.WARN, run.pasteable(text))
     for error in errors:
         if not isinstance(error, RootHeld | LeaseLost):
-            yield Problem(Status.ERROR, str(error))
+            # An audit without --deep does not read the contents of changelogs.
+            audit_it = f"statekeeper audit ROOT{' --deep' if isinstance(error, _DAMAGES) else ''}"
+            yield Problem(Status.ERROR, run.pasteable(with_next(str(error), audit_it)))
     if snapshots is not None and not any(isinstance(error, RootHeld | LeaseLost) for error in errors):
         # Otherwise the other maintainer may be taking the snapshots.
         tail = long_tail(snapshots.plan, snapshots.made or Snapshots(), run.policies.snapshot.changelogs)

@@ -493,6 +493,11 @@ class Configuration:
             return self.parents[parent].child(folder).policies
         return self.parents[parent].policies
 
+    def policies_if_named(self, subject: str) -> Policies | None:
+        """Return the policies of a subject as `policies_of`; None for a query that this configuration does not name."""
+        is_known = is_part(subject) or subject in self.roots or subject.partition(".")[0] in self.parents
+        return self.policies_of(subject) if is_known else None
+
     def keeping(self, former: Configuration) -> Configuration:
         """Return this configuration with what an earlier one had in the place of broken files, roots and parents. What two
         files define is not kept: it is unknown which one is meant."""

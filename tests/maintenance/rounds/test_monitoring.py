@@ -35,7 +35,7 @@ def fleet() -> str:
         figures=dict.fromkeys(metrics.GAUGES, 1.0),
         totals=dict.fromkeys(metrics.COUNTERS, 2.0),
     )
-    memory.told["orders"] = Told(Status.ERROR, 0, 0)
+    memory.told["orders"] = Told(status=Status.ERROR, since_seconds=0, told_seconds=0)
     return generate_latest(metrics.registry("prod", memory)).decode()
 
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Notice, Told, next_notice
+from statekeeper.statestore.maintenance.rounds.notices import (
+    REMINDER_SECONDS,
+    Notice,
+    Told,
+    next_notice,
+    sent,
+    told_again,
+)
 from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.maintenance.verbs.config import Policies
 
 OK, WARN, ERROR = Status.OK, Status.WARN, Status.ERROR
 
@@ -24,6 +32,8 @@ class People:
         self.known, notice = next_notice(
             "orders", self.known, status, status.name.lower(), now_seconds=at, is_certain=is_certain
         )
+        if self.known is not None and notice is not None:
+            self.known = sent(self.known)
         self.notices += [] if notice is None else [notice]
         return [] if notice is None else [str(notice)]
 
@@ -69,6 +79,27 @@ def test_a_doubt_does_not_hide_a_warning_and_is_not_kept_after_a_certain_look() 
     assert people.look(WARN, 120) == []
     assert people.look(ERROR, 180, is_certain=False) == []
     assert people.look(ERROR, 240) == ["orders: WARN -> ERROR: error"]
+
+
+def test_an_unsent_notice_is_sent_again_with_its_id_until_it_is_accepted() -> None:
+    told, notice = next_notice("orders", None, ERROR, "error", now_seconds=100, policies=Policies(team="a"))
+    assert told is not None
+    assert notice is not None
+    assert told.unsent == notice
+    received: list[Notice] = []
+    known, is_sent = told_again(told, lambda one: bool(received.append(one)))
+    assert (known, is_sent) == (told, False)
+    known, is_sent = told_again(told, lambda one: not received.append(one))
+    assert is_sent
+    assert [(one.id, one.is_repeated, one.team) for one in received] == [(notice.id, True, "a")] * 2
+    assert known == sent(told)
+    assert next_notice("orders", known, ERROR, "error", now_seconds=200) == (known, None)
+    over, resolved = next_notice("orders", known, OK, "gone", now_seconds=300)
+    assert over is not None
+    assert resolved is not None
+    assert resolved.team == "a", "the team that knows of the problem, although no configuration names the query"
+    assert resolved.id != notice.id
+    assert sent(over) is None
 
 
 def test_a_clock_that_is_set_back_causes_no_notice() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -183,7 +183,8 @@ def test_a_team_is_reminded_each_day(fleet: Fleet) -> None:
     assert fleet.news() == ["team-orders: orders ERROR -> ERROR"] * 3 + ["team-orders: orders OK -> ERROR"]
 
 
-def test_a_process_that_is_killed_while_it_tells_does_not_tell_again(fleet: Fleet) -> None:
+def test_a_notice_whose_sender_is_killed_is_sent_again_at_once_with_the_same_id(fleet: Fleet) -> None:
+    """The killed process cannot know whether the notice was received. A receiver recognizes the repetition."""
     fleet.lost("orders")
 
     def killed(notice: Notice) -> None:
@@ -193,10 +194,30 @@ def test_a_process_that_is_killed_while_it_tells_does_not_tell_again(fleet: Flee
     fleet.tell = killed
     with pytest.raises(KeyboardInterrupt):
         fleet.round()
+    [first] = fleet.told
     fleet.tell = lambda notice: None
-    fleet.clock.sleep(SWEEP_SECONDS)
-    assert set(fleet.visited()) == set(NAMES)
-    assert fleet.news() == ["team-orders: orders OK -> ERROR"]
+    for _ in range(2):
+        fleet.clock.sleep(SWEEP_SECONDS)
+        assert set(fleet.visited()) == set(NAMES)
+    [_, again] = fleet.told
+    assert again == replace(first, is_repeated=True)
+    assert again.id == first.id
+    assert "sent again" in str(again)
+
+
+def test_a_query_that_can_be_read_again_is_visited_and_its_team_is_told_at_once(fleet: Fleet) -> None:
+    fleet.round()
+    root, hidden = fleet.folder / "orders", fleet.folder / "hidden"
+    root.rename(hidden)
+    root.symlink_to(root)
+    for _ in range(2):
+        absent = fleet.round().absent["orders"]
+    assert absent.text.endswith(f"Next: statekeeper --config {fleet.file} config check orders")
+    root.unlink()
+    hidden.rename(root)
+    fleet.clock.sleep(60)
+    assert set(fleet.visited()) == {"orders"}
+    assert fleet.news() == ["team-orders: orders ERROR -> OK", "team-orders: orders OK -> ERROR"]
 
 
 def test_a_notice_that_no_channel_accepts_is_sent_again_at_the_next_look(fleet: Fleet) -> None:
@@ -346,7 +367,7 @@ def test_a_query_that_the_configuration_no_longer_has_is_forgotten_and_its_team_
     fleet.news()
     fleet.write(names=("clicks", "views"))
     fleet.round()
-    assert fleet.news() == [": orders ERROR -> OK"]
+    assert fleet.news() == ["team-orders: orders ERROR -> OK"]
     with Memory.opened(fleet.state) as memory:
         assert set(memory.queries) == {"clicks", "views"}
 
