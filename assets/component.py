@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
 from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON
-from statekeeper.resources.fleet import QUERIES_PER_RUN
+from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.storage import canonical
@@ -199,6 +199,14 @@ class FleetComponent(dg.Component, dg.Resolvable):
             "/scratch",
         ),
     ] = None
+    kept_tables_mib: Annotated[
+        int,
+        _described(
+            "Most MiB in that folder for SST files of the newest snapshots, so that the next run does not fetch them "
+            "again; 0 keeps none.",
+            KEPT_TABLES_MIB,
+        ),
+    ] = KEPT_TABLES_MIB
     health_cron: Annotated[str, _described("When the fleet is examined, as a cron expression.", HEALTH_CRON)] = (
         HEALTH_CRON
     )
@@ -237,6 +245,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             ui_url=self.ui_url,
             queries_per_run=self.queries_per_run,
             scratch=None if self.scratch is None else context.path / self.scratch,
+            kept_tables_mib=self.kept_tables_mib,
             health_cron=self.health_cron,
             mirror_cron=self.mirror_cron,
             alerts=self.alerts,

@@ -2,6 +2,7 @@
 
 Environment variables and their defaults: STATEKEEPER_CONFIG (statekeeper.toml in the working directory),
 STATEKEEPER_FLEET (the path of that file), STATEKEEPER_SCRATCH (the system's folder for temporary files),
+STATEKEEPER_KEPT_TABLES_MIB (see `statekeeper.resources.fleet`),
 STATEKEEPER_WEBHOOK and STATEKEEPER_UI_URL (none), STATEKEEPER_HEALTH_CRON and STATEKEEPER_MIRROR_CRON (see
 `statekeeper.assets.schedules`).
 """

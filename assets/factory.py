@@ -25,7 +25,7 @@ from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, schedules
 from statekeeper.assets.sensors import sensors
 from statekeeper.assets.sources import sources
-from statekeeper.resources.fleet import QUERIES_PER_RUN, Fleet
+from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
@@ -45,6 +45,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         worker=Worker(),
         name=environment.get("STATEKEEPER_FLEET", ""),
         quiet_seconds=quiet_seconds,
+        kept_tables_mib=_mib(environment, "STATEKEEPER_KEPT_TABLES_MIB", KEPT_TABLES_MIB),
     )
     return _definitions(
         Names(fleet=fleet.label),
@@ -72,6 +73,7 @@ def build_definitions(
     ui_url: str = "",
     queries_per_run: int = QUERIES_PER_RUN,
     scratch: str | Path | None = None,
+    kept_tables_mib: int = KEPT_TABLES_MIB,
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
     rewrites: bool = True,
@@ -101,6 +103,8 @@ def build_definitions(
     ui_url           URL of your Dagster UI, for links to runs in notices
     queries_per_run  the most queries that one run of `<name>_maintain_queries` maintains
     scratch          folder on a local disk for temporary files; default: the system's
+    kept_tables_mib  most MiB in that folder for SST files of the newest snapshots, so that the next run does not fetch them
+                     again; 0 keeps none
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
@@ -136,6 +140,7 @@ def build_definitions(
             name=name,
             quiet_seconds=quiet_seconds,
             queries_per_run=queries_per_run,
+            kept_tables_mib=kept_tables_mib,
         ),
         Notifier(**_alerts(webhook, alerts or {}), ui_url=ui_url),
         health_cron=health_cron,
@@ -155,6 +160,13 @@ def _alerts(webhook: str | dg.EnvVar, alerts: Mapping[str, str | dg.EnvVar]) -> 
         raise dg.DagsterInvalidDefinitionError("webhook and alerts['slack'] are the same channel; remove webhook")
     given = {f"alert_{name}": _secret(value) for name, value in alerts.items() if name != "slack"}
     return {"webhook": _secret(alerts.get("slack", webhook)), **given}
+
+
+def _mib(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
+    if not text.isdecimal():
+        raise dg.DagsterInvalidDefinitionError(f"{name} is {text!r}; write a number of MiB, for example {default}")
+    return int(text)
 
 
 def _secret(given: str | dg.EnvVar) -> str | dg.EnvVar:

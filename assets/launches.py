@@ -124,6 +124,7 @@ def run_of(
         stopped=stopped,
         workers=workers,
         memory_bytes=MEMORY_BYTES * workers // WORKERS,
+        kept_bytes=fleet.kept_tables_mib * 1024 * 1024,
         open_other=lambda url: fleet.open_destination(url, query),
         named=lambda text: for_launchpad(text, query),
     )

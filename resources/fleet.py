@@ -9,6 +9,7 @@ import dagster as dg
 from statekeeper.resources.worker import Worker, tag_run
 from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
+from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES
 from statekeeper.statestore.maintenance.verbs import config, fleet
 from statekeeper.statestore.maintenance.verbs.config import Configuration, MirrorPolicy, Policies, with_options_of
 from statekeeper.statestore.storage import Storage, open_storage
@@ -39,6 +40,9 @@ class OpenedQuery:
 QUERIES_PER_RUN = 25
 """Default of the most queries that one run maintains."""
 
+KEPT_TABLES_MIB = KEPT_BYTES // 1024**2
+"""Default of the disk space for SST files that stay between runs."""
+
 FLEET_TAG = "statekeeper/fleet"
 """The tag of a run with the name of its fleet. Other teams and other fleets can use the same Dagster instance. The jobs of
 a fleet have it, so their runs have it before they start."""
@@ -64,6 +68,9 @@ class Fleet(dg.ConfigurableResource):
     """Seconds without a change after which a query counts as stopped."""
     queries_per_run: int = QUERIES_PER_RUN
     """The most queries of one run of `maintain_queries`; the other queries are due at the next tick."""
+    kept_tables_mib: int = KEPT_TABLES_MIB
+    """Most MiB below `scratch` for SST files of the newest snapshots, so that the next run does not fetch them again; 0
+    keeps none."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Tag the run with the name of the fleet, also if a person launched an asset without its job."""

@@ -28,7 +28,7 @@ from statekeeper.statestore.cli.group import AS_JSON, errors_as_json
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES, MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs.config import (
     MOST_MIB,
     Configuration,
@@ -359,6 +359,16 @@ memory_option = click.option(
     show_default=True,
     callback=lambda _, __, value: value * _MIB,
     help="Memory limit in MiB for all workers together.",
+)
+kept_tables_option = click.option(
+    "--kept-tables",
+    "kept_bytes",
+    type=click.IntRange(0),
+    default=KEPT_BYTES // _MIB,
+    show_default=True,
+    callback=lambda _, __, value: value * _MIB,
+    help="Disk limit in MiB below --scratch for SST files of the newest snapshots, so that the next snapshot of a store "
+    "does not fetch them again. Only for checkpoints that are not on a file system. 0 keeps none.",
 )
 
 

@@ -28,6 +28,7 @@ from statekeeper.statestore.cli.common import (
     Output,
     complete_root,
     configuration_of,
+    kept_tables_option,
     memory_option,
     output_option,
     result_has_begun,
@@ -109,6 +110,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @scratch_option
 @workers_option
 @memory_option
+@kept_tables_option
 @output_option
 def maintain(
     roots: tuple[str, ...],
@@ -124,6 +126,7 @@ def maintain(
     scratch: Path,
     workers: int,
     memory_bytes: int,
+    kept_bytes: int,
     output: Output,
 ) -> None:
     """Maintain checkpoints: take snapshots of long tails, audit, and delete the files that no retained version needs.
@@ -168,6 +171,7 @@ def maintain(
             scratch=scratch,
             workers=share,
             memory_bytes=memory_bytes * share // workers,
+            kept_bytes=kept_bytes,
         )
 
     def tell(notice: Notice, configuration: Configuration) -> bool:

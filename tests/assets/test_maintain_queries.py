@@ -26,9 +26,11 @@ from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
 from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS
+from statekeeper.statestore.storage import open_storage
 from tests.assets.conftest import grown, reaped, sensor_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.running import REPOSITORY
+from tests.support.s3_server import S3Server
 from tests.support.webhooks import Webhook
 
 ASSETS = ("snapshot", "lineage", "retention")
@@ -100,6 +102,29 @@ def with_webhook(configuration: Path, webhook: Webhook) -> None:
 
 def changes(webhook: Webhook) -> list[tuple[str, str, str]]:
     return [(one["subject"], one["before"], one["status"]) for one in webhook.bodies]
+
+
+def test_a_run_fetches_no_sst_file_that_an_earlier_run_on_the_same_disk_has_kept(
+    definitions: dg.Definitions,
+    configuration: Path,
+    instance: dg.DagsterInstance,
+    s3_server: S3Server,
+    tmp_path: Path,
+) -> None:
+    bucket, options = s3_server.make_bucket(), {**s3_server.options, "hedge": "false"}
+    checkpoint = Checkpoint(open_storage(f"s3://{bucket}/root", options=options), tmp_path / "job")
+    storage = ", ".join(f'{key} = "{value}"' for key, value in options.items())
+    configuration.write_text(
+        f'[defaults]\nsnapshot = {{ changelogs = 3 }}\n[roots.flights]\nurl = "s3://{bucket}/root"\n'
+        f"storage = {{ {storage} }}\n"
+    )
+    fetched = []
+    for _ in range(2):
+        checkpoint.grow(3)
+        fetched.append(s3_server.fetched(bucket, lambda: run(definitions, instance, "flights")))
+    assert fetched[1]["sst"] == 0
+    assert len(list((tmp_path / "scratch").rglob("kept-tables/*/*.sst"))) == 2 * len(checkpoint.stores)
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
 def test_one_run_maintains_many_queries_and_each_has_its_materializations_and_checks(

@@ -16,8 +16,10 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
+from tests.support.s3_server import S3Server
 
 
 @pytest.fixture
@@ -136,6 +138,32 @@ def test_a_process_that_stays_maintains_serves_its_figures_and_ends_at_sigterm(
     # The counters survive the process, and what it has seen is not due.
     result = run("--config", config, "maintain", "--all", "--once", "--state", state, "--output", "json")
     assert json.loads(result.stdout)["not_due"] == {"orders": "0 new versions of 3"}
+
+
+def test_a_new_process_fetches_no_sst_file_that_the_one_before_it_has_kept(s3_server: S3Server, tmp_path: Path) -> None:
+    bucket, config, scratch = s3_server.make_bucket(), tmp_path / "prod.toml", tmp_path / "scratch"
+    options = {**s3_server.options, "hedge": "false"}
+    checkpoint = Checkpoint(open_storage(f"s3://{bucket}/root", options=options), tmp_path / "job")
+    storage = ", ".join(f'{key} = "{value}"' for key, value in options.items())
+    config.write_text(
+        f'[defaults]\nsnapshot = {{ changelogs = 3 }}\n[roots.orders]\nurl = "s3://{bucket}/root"\n'
+        f"storage = {{ {storage} }}\n"
+    )
+
+    def maintain(*given: object) -> None:
+        command = [sys.executable, "-m", "statekeeper", "--config", config, "maintain", "--all", "--once"]
+        command += ["--state", tmp_path / "state.json", "--scratch", scratch, *given]
+        subprocess.run(list(map(str, command)), check=True, capture_output=True)
+
+    fetched = []
+    for given in ((), (), ("--kept-tables", "0")):
+        checkpoint.grow(3)
+        fetched.append(s3_server.fetched(bucket, lambda given=given: maintain(*given)))
+    stores = len(checkpoint.stores)
+    assert fetched[1]["sst"] == 0
+    assert fetched[2]["sst"] == 2 * stores
+    assert len(list(scratch.rglob("kept-tables/*/*.sst"))) == 2 * stores
+    checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
 
 
 def test_a_process_that_is_killed_leaves_its_memory_to_the_next_one(

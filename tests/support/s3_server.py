@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -108,6 +108,17 @@ class S3Server:
     def answered(self, method: str, part_of_url: str) -> list[int]:
         """The statuses of the store's answers to such requests, in the order in which they were sent."""
         return [status for found, url, status in self._answers.copy() if found == method and part_of_url in url]
+
+    def fetched(self, bucket: str, work: Callable[[], object]) -> Counter[str]:
+        """Do some work, and return the number of its GET requests for files of stores, by the end of their names."""
+
+        def gets() -> Counter[str]:
+            urls = [url.partition("?")[0] for method, url, _ in self._answers.copy() if method == "GET"]
+            return Counter(url.rpartition(".")[2] for url in urls if url.startswith(f"/{bucket}/") and "/state/" in url)
+
+        before = gets()
+        work()
+        return gets() - before
 
     def _ask(self, method: str, path: str, body: bytes = b"", acl: str = "private") -> bytes:
         headers = {"Content-Length": str(len(body)), "Content-Type": "application/octet-stream", "x-amz-acl": acl}

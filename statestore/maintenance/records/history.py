@@ -68,6 +68,7 @@ class TakenSnapshot(_Line):
     tail_bytes: Count = 0
     restore_seconds: Seconds = 0.0
     seconds: Seconds = 0.0
+    kept_tables: Count = 0
 
     def encode(self) -> Json:
         """Encode the record as a JSON object. Durations are rounded to milliseconds."""

@@ -75,6 +75,7 @@ def of_taken(taken: Taken) -> Record:
         tail_bytes=taken.action.tail_bytes,
         restore_seconds=taken.restore_seconds,
         seconds=taken.seconds,
+        kept_tables=taken.kept_tables,
     )
     return record.encode()
 

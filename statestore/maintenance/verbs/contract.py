@@ -64,6 +64,7 @@ class Run:
     id                  the id of the run in lease and history; a new one by default
     stopped             a person confirms that the query is stopped
     workers, memory_bytes, process_bytes  what the verb may use of this machine: see `Machine`
+    kept_bytes          most bytes of SST files that stay below `scratch` for the next snapshots: see `snapshot.execute_all`
     open_other          opens another location by its URL or name: the destination of a copy, the output of the query
     named               completes the commands of a message, which have a placeholder for the root; by default with its URL
     """
@@ -77,6 +78,7 @@ class Run:
     workers: int = WORKERS
     memory_bytes: int = MEMORY_BYTES
     process_bytes: int = PROCESS_BYTES
+    kept_bytes: int = 0
     open_other: Callable[[str], Storage] = open_storage
     named: Callable[[str], str] | None = None
 

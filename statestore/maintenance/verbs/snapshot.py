@@ -186,6 +186,7 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
             scratch=run.scratch,
             workers=run.workers,
             memory_bytes=run.memory_bytes,
+            kept_bytes=run.kept_bytes,
             clock=run.by.clock,
             ids=run.by.ids,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,7 @@ def open_base(
     conf: StateConf,
     *,
     at_hand: Mapping[str, Path] | None = None,
+    link: Callable[[str, Path], bool] = lambda source, target: False,
     compare_sidecar: bool = False,
     verified: bool = False,
 ) -> Base:
@@ -74,6 +75,7 @@ def open_base(
     written into a new database.
 
     at_hand          tables on the same disk that need not be fetched, by their name in storage
+    link             links a kept copy of the table with this path in storage to a new path; False if there is none
     compare_sidecar  reject a snapshot whose sidecar does not fit, as Spark does in structure V2; one request
     verified         verify the checksum of every block
 
@@ -104,6 +106,7 @@ def open_base(
             if held is not None:
                 with translated(path):
                     target.hardlink_to(held)
+            if held is not None or link(source, target):
                 require_size(source, target.stat().st_size, table.size_bytes)
             else:
                 try:

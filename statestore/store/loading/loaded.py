@@ -15,7 +15,8 @@ from statekeeper.statestore.store.engine.rocks import Database
 class LoadReport:
     """The work of one load. Bytes, files and requests are those of storage; `base` is the kind of base.
 
-    `skipped_snapshots`: the snapshots that could not be the base, each with its problem.
+    `skipped_snapshots`: the snapshots that could not be the base, each with its problem. `kept_tables`: tables of the base
+    that were kept on local disk.
     """
 
     base: BaseKind = BaseKind.NOTHING
@@ -28,6 +29,7 @@ class LoadReport:
     used_private_copy: bool = False
     replaced_damaged_copy: bool = False
     skipped_snapshots: tuple[str, ...] = ()
+    kept_tables: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.kept_tables import KeptStore
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 from statekeeper.statestore.store.loading.base import SnapshotUnusable, open_base
@@ -62,6 +63,7 @@ class Loader:
         conf: StateConf = OURS,
         ahead: AheadLimits = AHEAD,
         open_copies: OpenCopies | None = None,
+        kept: KeptStore | None = None,
     ) -> None:
         self._store = store
         self._storage = storage
@@ -72,6 +74,7 @@ class Loader:
         self._conf = conf
         self._ahead = ahead
         self._open_copies = open_copies
+        self._kept = kept
 
     def load(self, target: VersionId, known_snapshots: Collection[VersionId]) -> tuple[Loaded, LoadReport]:
         """Open a version for reading.
@@ -106,10 +109,11 @@ class Loader:
         )
 
     def restore(self, target: VersionId, path: Path) -> Restored:
-        """Restore a version from storage alone into the new directory `path`, for a snapshot.
+        """Restore a version from storage into the new directory `path`, for a snapshot.
 
-        The database is not marked with its version. Every block of the base is verified: if one is corrupt, an older base
-        is used, and `report.skipped_snapshots` names the snapshot. Raises as `load`.
+        Tables of its base may be kept copies. The database is not marked with its version. Every block of the base is
+        verified: if one is corrupt, an older base is used, and `report.skipped_snapshots` names the snapshot. Raises as
+        `load`.
         """
         return self._rebuild(
             LoadRequest(self._store, target, root=self._storage.url), self._changelogs(), path, marked=False
@@ -280,7 +284,17 @@ class Loader:
     def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
         """Build the target from storage in a new directory that no other process uses yet."""
         facts = gather(request, self._storage)
+        store_of_kept, kept = self._kept, list[str]()
+
+        def link(source: str, target: Path) -> bool:
+            listed = facts.files.get(source)
+            is_kept = store_of_kept is not None and listed is not None and store_of_kept.link(listed, target)
+            if is_kept:
+                kept.append(source)
+            return is_kept
+
         while True:
+            kept.clear()
             if request.target.digest is None:
                 plan = plan_from_storage(request, facts, changelogs)
             else:
@@ -298,6 +312,7 @@ class Loader:
                         path,
                         self._limits,
                         self._conf,
+                        link=link,
                         # Jobs of Statekeeper write no sidecars. Spark rejects a snapshot whose sidecar does not fit.
                         compare_sidecar=self._conf != OURS,
                         verified=not marked,
@@ -315,8 +330,9 @@ class Loader:
                     base=plan.base_kind,
                     replayed_changelogs=len(plan.replay),
                     replayed_keys=replayed.written_keys,
-                    fetched_files=1 + len(base.tables) if base else 0,
+                    fetched_files=1 + len(base.tables) - len(kept) if base else 0,
                     skipped_snapshots=facts.skipped,
+                    kept_tables=len(kept),
                 )
                 return Restored(database=database, base=base, lineage=plan.lineage, keys=replayed.keys, report=report)
             except BaseException as error:
@@ -327,5 +343,10 @@ class Loader:
                 shutil.rmtree(path, ignore_errors=True)
                 if not isinstance(error, SnapshotUnusable):
                     raise
+                if store_of_kept is not None and kept:
+                    # Only its files in storage decide whether the base is damaged.
+                    store_of_kept.drop()
+                    store_of_kept = None
+                    continue
                 # The base was deleted or is corrupt. An older base and a longer replay give the same version.
                 facts = facts.without(self._store, plan.base, str(error))

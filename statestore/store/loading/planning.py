@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from statekeeper.statestore.base.errors import (
     CorruptFile,
@@ -29,7 +29,7 @@ from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.batch_log import object_of
 from statekeeper.statestore.format.limits import UNKNOWN_ROOT
 from statekeeper.statestore.format.names import EMPTY, StoreFileKind, StorePath, VersionId, parse_store_file
-from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
 from statekeeper.statestore.store.loading.changelogs import Changelogs
 
 
@@ -91,16 +91,18 @@ class LoadFacts:
 
     snapshots   versions with a snapshot that can be the base
     skipped     snapshots that cannot be a base, each with its problem
+    files       the listed files of the store by path
     """
 
     snapshots: frozenset[VersionId]
     skipped: tuple[str, ...] = ()
+    files: Mapping[str, Entry] = field(default_factory=dict)
 
     def without(self, store: StorePath, snapshot: VersionId, problem: str) -> LoadFacts:
         """The facts after the snapshot turned out to be unusable."""
         path = store.snapshot(snapshot)
         reason = problem if problem.startswith(f"{path}: ") else f"{path}: {problem}"
-        return LoadFacts(self.snapshots - {snapshot}, (*self.skipped, reason))
+        return replace(self, snapshots=self.snapshots - {snapshot}, skipped=(*self.skipped, reason))
 
 
 def gather(request: LoadRequest, storage: Storage) -> LoadFacts:
@@ -108,14 +110,15 @@ def gather(request: LoadRequest, storage: Storage) -> LoadFacts:
 
     The listing shows the snapshots that maintenance made since the driver's last listing.
     """
-    found = set(request.known_snapshots)
+    found, files = set(request.known_snapshots), dict[str, Entry]()
     if request.target != EMPTY:
         for entry in storage.list(request.store.folder):
+            files[entry.path] = entry
             folder, _, name = entry.path.rpartition("/")
             parsed = parse_store_file(name, request.store.provider)
             if folder == request.store.folder and parsed is not None and parsed.kind is StoreFileKind.SNAPSHOT:
                 found.add(parsed.version)
-    return LoadFacts(frozenset(found))
+    return LoadFacts(frozenset(found), files=files)
 
 
 def plan_from_storage(request: LoadRequest, facts: LoadFacts, changelogs: Changelogs) -> LoadPlan:

@@ -7,6 +7,7 @@ FLIP-428 (incremental by file).
 """
 
 from statekeeper.statestore.maintenance.upkeep.snapshot.execute import (
+    KEPT_BYTES,
     MEMORY_BYTES,
     Change,
     Published,
@@ -31,6 +32,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot.model import (
 from statekeeper.statestore.maintenance.upkeep.snapshot.plan import plan
 
 __all__ = [
+    "KEPT_BYTES",
     "MEMORY_BYTES",
     "REPLAY_BYTES_PER_SECOND",
     "Change",

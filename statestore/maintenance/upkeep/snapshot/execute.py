@@ -15,6 +15,7 @@ from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import (
     AlreadyExists,
     CorruptFile,
+    LocalDiskFull,
     ObjectMissing,
     RefusedAsUnsafe,
     StatekeeperError,
@@ -32,6 +33,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot.model import TakeSnapsho
 from statekeeper.statestore.storage import Entry, Storage, at_once
 
 if TYPE_CHECKING:
+    from statekeeper.statestore.store.engine.kept_tables import KeptTables
     from statekeeper.statestore.store.engine.rocks import Database
     from statekeeper.statestore.store.loading.loaded import Restored
 
@@ -142,14 +144,19 @@ def _require_no_stray_sidecar(storage: Storage, path: str, version: VersionId) -
         )
 
 
-def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path) -> None:
+def require_tables(
+    storage: Storage, action: TakeSnapshot, tables: tuple[TableFile, ...], captured: Path
+) -> Mapping[str, Entry]:
+    """Require that storage has all tables of a published snapshot. Returns its tables by name."""
     # Race: a deleter that saw a table before a zip named it deletes the table after the zip is visible. All tables are
     # still on local disk, so they are uploaded again, and now a zip names them. If the deleter stalls and deletes one
     # again: no retention run uses this snapshot as a base during the lifetime of the deleter.
-    gone = _gone(tables, _files(storage, action.store).tables)
+    there = _files(storage, action.store).tables
+    gone = _gone(tables, there)
     if gone:
         at_once(lambda table: upload(storage, action.store, table, captured), gone)
-        gone = _gone(tables, _files(storage, action.store).tables)
+        there = _files(storage, action.store).tables
+        gone = _gone(tables, there)
     if gone:
         raise ObjectMissing(
             "was deleted twice after its upload; the new snapshot needs this SST file, so no snapshot was written",
@@ -157,6 +164,7 @@ def require_tables(storage: Storage, action: TakeSnapshot, tables: tuple[TableFi
             hint="stop the process that deletes files in this checkpoint, run: statekeeper repair ROOT --apply "
             "--confirm-stopped, then this command again",
         )
+    return there
 
 
 def require_same(
@@ -209,6 +217,9 @@ _SPARKS_BLOCK_BYTES = 4096
 MEMORY_BYTES = 512 * 1024 * 1024
 """Default memory for making snapshots."""
 
+KEPT_BYTES = 4 * 1024**3
+"""Default bound of the tables that stay on local disk: the newest snapshots of a thousand stores of 4 MiB."""
+
 _PROCESS_BYTES = 240 * 1024 * 1024
 """The part of the memory for the interpreter, the libraries and the engine. The rest is for sorting changes."""
 
@@ -225,6 +236,7 @@ class Taken:
     uploaded_bytes            bytes that this run added to storage
     restore_seconds           time to fetch the base and to replay the tail
     digest                    digest of keys and values, if the snapshot was read back
+    kept_tables               number of tables of the base that were kept on local disk, and were not fetched
     """
 
     action: TakeSnapshot
@@ -239,6 +251,7 @@ class Taken:
     seconds: float
     digest: str | None = None
     sent_tables: tuple[str, ...] = ()
+    kept_tables: int = 0
 
 
 def execute_all(
@@ -251,15 +264,28 @@ def execute_all(
     ids: Ids,
     workers: int = WORKERS,
     memory_bytes: int = MEMORY_BYTES,
+    kept_bytes: int = 0,
 ) -> None:
     """Make snapshots, `workers` at a time, which share `memory_bytes`. See `execute`.
 
+    `kept_bytes`: bound of the tables that stay on local disk for the next snapshots, see `kept_tables`; 0 for none. Tables
+    of a root on a file system are not kept: a copy is read no faster.
+
     For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
     """
+    from statekeeper.statestore.store.engine.kept_tables import KeptTables
+
     at_a_time = max(1, min(workers, len(actions)))
+    share = share_of(memory_bytes, at_a_time)
+    keeps = kept_bytes > 0 and not storage.url.startswith("file:")
+    kept = KeptTables(scratch, kept_bytes, clock) if keeps else None
 
     def work(action: TakeSnapshot) -> Taken:
-        share = share_of(memory_bytes, at_a_time)
+        try:
+            return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share, kept=kept)
+        except LocalDiskFull:
+            if kept is None or not kept.clear():
+                raise
         return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
 
     in_pool(work, actions, ended, workers=at_a_time)
@@ -279,11 +305,13 @@ def execute(
     ids: Ids,
     memory_bytes: int = MEMORY_BYTES,
     change: Change | None = None,
+    kept: KeptTables | None = None,
 ) -> Taken:
     """Make one snapshot on local disk below `scratch`, and publish it: tables first, zip last.
 
     `memory_bytes` bounds the memory of the process; with less memory, a long tail becomes more tables. `change` changes the
-    rows of the restored version first.
+    rows of the restored version first. `kept`: has tables of the base, and gets those of the snapshot. A snapshot that is
+    read back does not use it: a check of the storage reads the storage.
 
     *Guarantee*: it overwrites no file, and deletes only its own snapshot if that is wrong. A crash at any request leaves a
     store that loads: tables without a zip are orphans. If another maintainer has published an intact snapshot, that
@@ -303,7 +331,17 @@ def execute(
         captured = folder / "captured"
         limits = EngineLimits(block_bytes=_SPARKS_BLOCK_BYTES, replay_bytes=max(0, memory_bytes - _PROCESS_BYTES))
         cache = LocalCopyFolder(folder / "store", limits, ids)
-        loader = Loader(action.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=action.conf)
+        of_store = None if kept is None or action.name else kept.of(storage.url, action.store.folder)
+        loader = Loader(
+            action.store,
+            storage,
+            cache,
+            limits,
+            clock=clock,
+            lock_timeout_seconds=0,
+            conf=action.conf,
+            kept=of_store,
+        )
         sources = sources_now(storage, action)
         restored = loader.restore(action.version, folder / "database")
         restore_seconds = clock.monotonic_seconds() - started
@@ -324,8 +362,10 @@ def execute(
         require_unchanged(storage, action, sources)
         published = publish(storage, action, body)
         if published is Published.NEW:
-            require_tables(storage, action, tables, captured)
+            there = require_tables(storage, action, tables, captured)
             require_still_unchanged(storage, action, sources, body)
+            if of_store is not None:
+                of_store.keep((there[table.dfs_name], captured / table.local_name) for table in tables)
         if digest is not None:
             at_hand = {table.dfs_name: captured / table.local_name for table in tables if table not in fresh}
             made = action.name or action.version
@@ -343,6 +383,7 @@ def execute(
         seconds=clock.monotonic_seconds() - started,
         digest=digest,
         sent_tables=tuple(table.dfs_name for table in fresh),
+        kept_tables=restored.report.kept_tables,
     )
 
 
