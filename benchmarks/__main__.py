@@ -15,6 +15,7 @@ QUESTIONS: Mapping[str, str] = {
     "maintenance_cost": "What does maintenance cost?",
     "fleet": "What does the maintenance of a fleet cost?",
     "dagster_runs": "What does a Dagster run over many queries cost?",
+    "warm_snapshots": "What does a maintenance pass read again?",
     "bucket_reads": "What does a read of a bucket cost?",
     "commit_cost": "What does a commit cost as the state grows?",
     "operator_rows": "How many rows per second does a stateful operator process?",

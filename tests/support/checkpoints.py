@@ -28,10 +28,14 @@ ROOT_ID = "5ba7c0de-0000-4000-8000-000000000000"
 def copy_files(source: Storage, target: Storage) -> Storage:
     """Copy what a storage lists into an empty one. Files of the local disk are not synchronized to it."""
     paths = [entry.path for entry in source.list("")]
-    if not (source.url.startswith("file:") and target.url.startswith("file:")):
+    from_folder, to_folder = (Path(unquote(one.url.removeprefix("file://"))) for one in (source, target))
+    if not target.url.startswith("file:"):
+        is_local = source.url.startswith("file:")
+        at_once(lambda path: target.create(path, from_folder / path if is_local else source.read(path)), paths)
+        return target
+    if not source.url.startswith("file:"):
         at_once(lambda path: target.create(path, source.read(path)), paths)
         return target
-    from_folder, to_folder = (Path(unquote(one.url.removeprefix("file://"))) for one in (source, target))
     for path in paths:
         place = to_folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
