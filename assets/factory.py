@@ -205,7 +205,7 @@ def _definitions(
             key for one in assets for key in (one.keys if isinstance(one, dg.AssetsDefinition) else (one.key,))
         ),
     )
-    pruning = prune_history(runs)
+    pruning = prune_history(runs, maintained.memory)
     by_time = schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron)
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(

@@ -101,6 +101,7 @@ def fleet_health(names: Names, maintained: Maintenance) -> dg.AssetsDefinition:
         often = _examinations_a_day(context.instance, context.asset_key, now)
         shown = {**of_fleet(facts, clean, now, problems, examinations_a_day=often), _FLEET: fleet.label}
         shown[_WATCHED] = watch.remembered(before)
+        memory.tell_run(context, names, maintained.memory, context.run, None)
         yield dg.MaterializeResult(metadata=shown, check_results=[all_queries_healthy(facts, fleet, lost)])
 
     return made
@@ -109,17 +110,19 @@ def fleet_health(names: Names, maintained: Maintenance) -> dg.AssetsDefinition:
 def of_configuration(context: dg.AssetExecutionContext, names: Names, fleet: Fleet) -> Iterator[dg.AssetObservation]:
     """Tell whether the configuration is valid. Raises `dg.Failure` if it is not.
 
-    An invalid file does not say who its teams are: its notice goes to the webhook.
+    The notice of an invalid file goes to the team that the tables before the error name; without such a team, to the
+    channels of the fleet.
     """
     try:
         configuration = fleet.configuration()
         status, text = rounds.of_configuration(configuration)
         error = None
     except BadConfiguration as found:
-        configuration, status, text, error = Configuration(), Status.ERROR, str(found), found
+        configuration, status, text, error = fleet.readable_configuration(), Status.ERROR, str(found), found
+    owned = next((one.owned for one in configuration.broken.values()), None) if error else configuration.defaults
     known = memory.read(context.instance, context.asset_key, fleet.label)
     look = Look(fleet.label, status, text)
-    yield from memory.tell(context, names, context.asset_key, known, look, configuration.defaults, configuration)
+    yield from memory.tell(context, names, context.asset_key, known, look, owned, configuration)
     if error is not None:
         tag_run(context.instance, context.run.run_id, {TOLD_TAG: "true"})
         raise dg.Failure(text) from error

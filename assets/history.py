@@ -6,6 +6,7 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
+from statekeeper.assets.memory import tell_run
 from statekeeper.assets.names import OwnRuns
 from statekeeper.assets.partitions import ENDED
 from statekeeper.statestore.base.clock import SystemClock
@@ -26,16 +27,17 @@ class HistoryConfig(dg.Config):
     )
 
 
-def prune_history(runs: OwnRuns) -> dg.JobDefinition:
-    """Make the job that deletes old runs of a fleet."""
+def prune_history(runs: OwnRuns, memory: dg.AssetKey) -> dg.JobDefinition:
+    """Make the job that deletes old runs of a fleet. `memory`: the asset that remembers what was told."""
     names = runs.names
 
-    @dg.op(name=names.of("delete_old_runs"), required_resource_keys={names.fleet_key})
+    @dg.op(name=names.of("delete_old_runs"), required_resource_keys={names.fleet_key, names.notifier_key})
     def delete_old_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> int:
         """Delete old ended runs of this fleet with their events and logs. Returns the number of deleted runs."""
         before = datetime.fromtimestamp(SystemClock().now_seconds(), UTC) - timedelta(days=config.keep_days)
         deleted = delete_ended_runs(context.instance, before, config.most_runs, like=context.run, of=runs)
         context.log.info("deleted %d runs that ended before %s", deleted, utc(before.timestamp()))
+        tell_run(context, names, memory, context.run, None)
         return deleted
 
     @dg.job(

@@ -2,7 +2,8 @@
 
     beats of the started runs, what earlier ticks saw  ->  the dead runs, what this tick saw
 
-A run is dead if its beat has not changed for some minutes. The sensor measures this time with its own clock: the time in a
+A run is dead if its beat has not changed for some minutes, or if it is still starting after some more: the process that
+launches it was killed. The sensor measures this time with its own clock: the time in a
 beat is of another machine. Time in which the sensor did not tick does not count, because the machine of the sensor and of
 the runs may have been asleep.
 """
@@ -22,6 +23,13 @@ FORMAT = 1
 
 DEAD_SECONDS = 120.0
 """Time without a beat after which a run is dead: several beats."""
+
+START_SECONDS = 900.0
+"""Time after which a run that is still starting is dead: longer than a pod waits for a new node. Dagster's run monitoring,
+if it is enabled, ends it earlier."""
+
+STARTING = "starting"
+"""In the place of the beat of a run that is starting."""
 
 _LONGEST_GAP_SECONDS = 90.0
 """Longest time between two ticks that counts as time without a beat."""
@@ -64,7 +72,7 @@ def parse(text: str | None) -> Seen:
 
 
 def look(before: Seen, beats: Mapping[str, str], *, now_seconds: float) -> tuple[set[str], Seen]:
-    """Return the dead runs, and what this tick saw. `beats`: of the started runs."""
+    """Return the dead runs, and what this tick saw. `beats`: of the started runs, and `STARTING` of those that start."""
     gap = None if before.at_seconds is None else now_seconds - before.at_seconds
     is_watched = gap is not None and 0 <= gap <= _LONGEST_GAP_SECONDS
     seen = {}
@@ -72,5 +80,9 @@ def look(before: Seen, beats: Mapping[str, str], *, now_seconds: float) -> tuple
         known = before.beats.get(run)
         is_same = is_watched and known is not None and known.text == text
         seen[run] = known if known is not None and is_same else Beat(text, now_seconds)
-    dead = {run for run, beat in seen.items() if now_seconds - beat.seen_seconds >= DEAD_SECONDS}
+    dead = {
+        run
+        for run, beat in seen.items()
+        if now_seconds - beat.seen_seconds >= (START_SECONDS if beat.text == STARTING else DEAD_SECONDS)
+    }
     return dead, Seen({run: beat for run, beat in seen.items() if run not in dead}, now_seconds)

@@ -17,7 +17,7 @@ import dagster as dg
 from pydantic import Field
 
 from statekeeper.assets.launches import run_of
-from statekeeper.assets.memory import read
+from statekeeper.assets.memory import read, tell_run
 from statekeeper.assets.names import Names
 from statekeeper.assets.progress import Progress
 from statekeeper.assets.sources import Sources
@@ -112,6 +112,8 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         one = shown(visit(name, run, takes=SNAPSHOT in chosen, deletes=RETENTION in chosen), query)
         yield from recorder.recorded(context, configuration, one, chosen=chosen, is_asset=True)
         _log_verdicts(context, names, recorder, configuration, chosen)
+        if not one.done.has_failed:
+            tell_run(context, names, recorder.memory, context.run, None)
         if one.done.has_failed:
             if is_whole and not one.done.is_undecided:
                 # The notice of its status has told it.
@@ -171,6 +173,7 @@ def _job(names: Names, recorder: Recorder) -> dg.JobDefinition:
             _log(context, one.done)
             progress.ended(one.done.name, has_failed=one.done.has_failed)
         _log_verdicts(context, names, recorder, configuration, list(CHECKS))
+        tell_run(context, names, recorder.memory, context.run, None)
 
     @dg.job(
         name=names.of(MAINTAIN_QUERIES),

@@ -20,6 +20,7 @@ import msgspec
 
 from statekeeper.assets import metadata
 from statekeeper.assets.names import Names
+from statekeeper.assets.partitions import QUERY_TAG
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.format import json_records
@@ -92,10 +93,13 @@ def tell(
     look: Look,
     policies: Policies | None,
     configuration: Configuration,
+    *,
+    run: dg.DagsterRun | None = None,
 ) -> Iterator[dg.AssetObservation]:
     """Remember a look, and send the notice that it causes, from the generator of an op or of an asset.
 
-    `policies`: of the subject; None if the configuration does not name it any more.
+    `policies`: of the subject; None if the configuration does not name it any more. `run`: that the notice links to;
+    default: the run of the context.
     """
     notifier = names.notifier_in(context)
 
@@ -116,12 +120,24 @@ def tell(
         now_seconds=SystemClock().now_seconds(),
         is_certain=look.is_certain,
         policies=policies,
-        run=notifier.link(context.run.run_id),
+        run=notifier.link((run or context.run).run_id),
         reminder_seconds=_REMINDER_SECONDS,
     )
     yield observation(key, Known(now_known, known.red), look)
     if now_known is not None and notice is not None and send(notice):
         yield observation(key, Known(sent(now_known), known.red), look)
+
+
+def tell_run(context: Any, names: Names, key: dg.AssetKey, run: dg.DagsterRun, error: str | None) -> None:
+    """Tell that a run has failed, or that the next run of its job succeeds (`error` None), by the channels of the fleet."""
+    query = run.tags.get(QUERY_TAG)
+    subject = f"job {run.job_name} of {query}" if query else f"job {run.job_name}"
+    known = read(context.instance, key, subject)
+    if error is None and known.told is None:
+        return
+    look = Look(subject, Status.OK if error is None else Status.ERROR, error or "its newest run succeeded")
+    for event in tell(context, names, key, known, look, None, Configuration(), run=run):
+        context.instance.report_runless_asset_event(event)
 
 
 def read(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> Known:

@@ -8,7 +8,7 @@ from hashlib import sha256
 import dagster as dg
 from dagster import DagsterRunStatus
 
-from statekeeper.assets import liveness
+from statekeeper.assets import liveness, memory
 from statekeeper.assets.jobs import Jobs
 from statekeeper.assets.maintenance import Maintenance, queries_in, run_config
 from statekeeper.assets.names import OwnRuns
@@ -78,8 +78,8 @@ def sensors(
         minimum_interval_seconds=30,
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
-        description="Reports runs of this fleet without a sign of life for two minutes as failed, so that changelog_tail "
-        "retries them.",
+        description="Reports runs of this fleet without a sign of life for two minutes, or that do not start within "
+        "15 minutes, as failed, so that changelog_tail retries them.",
     )
     def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         return _report_dead(context, watched)
@@ -88,10 +88,8 @@ def sensors(
         run = context.dagster_run
         if TOLD_TAG in run.tags:
             return dg.SkipReason(f"the notice of its query or of the configuration has told of the run {run.run_id}")
-        query, notifier = run.tags.get(QUERY_TAG), names.notifier_in(context)
-        of, at = f" of {query}" if query else "", notifier.link(run.run_id)
-        problem = notifier.notify(f"{run.job_name}{of} failed (run {at}): {_cause(context.for_run_failure())}")
-        return None if problem is None else dg.SkipReason(problem)
+        memory.tell_run(context, names, maintenance.memory, run, _cause(context.for_run_failure()))
+        return None
 
     # The decorator takes the keys of resources from the names of parameters, which would be the same for each fleet.
     notify_on_failure = dg.RunStatusSensorDefinition(
@@ -102,8 +100,9 @@ def sensors(
         minimum_interval_seconds=15,
         default_status=names.sensor_status,
         required_resource_keys={names.notifier_key},
-        description="Reports each run of this fleet that died or ended with an error of its own in the log, and to the "
-        "webhook if there is one. The notice of a query reports what is wrong with the query.",
+        description="Reports a job of this fleet whose run died or ended with an error of its own: once, in the log and by "
+        "the channels of the fleet. The next run that succeeds reports the end. The notice of a query tells what is wrong "
+        "with the query.",
     )
     return [changelog_tail, dead_runs, notify_on_failure]
 
@@ -184,15 +183,22 @@ def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.S
     stay STARTED and block its queries. It requests no run: `changelog_tail` retries the queries."""
     runs = watched.runs
     fleet = runs.names.fleet_in(context)
-    all_started = context.instance.get_runs(filters=runs.filter(statuses=[DagsterRunStatus.STARTED]))
+    statuses = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]
+    all_started = context.instance.get_runs(filters=runs.filter(statuses=statuses))
     started = {run.run_id: run for run in all_started if runs.include(run) and _has_to_beat(run, runs)}
-    beats = {run_id: run.tags.get(BEAT_TAG, "") for run_id, run in started.items()}
+    beats = {
+        run_id: liveness.STARTING if _is_starting(run) else run.tags.get(BEAT_TAG, "")
+        for run_id, run in started.items()
+    }
     now = SystemClock().now_seconds()
     dead, seen = liveness.look(liveness.parse(context.cursor), beats, now_seconds=now)
     context.update_cursor(seen.encoded())
     for run in (started[run_id] for run_id in sorted(dead)):
         since = run.tags.get(BEAT_TAG, "its start")
         message = f"the run has given no sign of life since {since}: its process or its machine was killed"
+        if _is_starting(run):
+            minutes = liveness.START_SECONDS / 60
+            message = f"the run did not start within {minutes:.0f} minutes: the process that launches it was killed"
         context.instance.report_run_failed(run, message)
         by_hand = run.tags.get(QUERY_TAG)
         for query in [by_hand] if by_hand else sorted(unfinished(run.tags, queries_in(runs.names, run))):
@@ -208,7 +214,13 @@ def _report_dead(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.S
 def _has_to_beat(run: dg.DagsterRun, runs: OwnRuns) -> bool:
     """Whether a started run beats while it lives. The jobs of the fleet do so at once. A step of another job of its assets
     may wait for a slot of a pool; and a run of an earlier build never beats, and has only a holder."""
+    if _is_starting(run):
+        return True
     return BEAT_TAG in run.tags or (run.job_name in runs.jobs and HOLDER_TAG not in run.tags)
+
+
+def _is_starting(run: dg.DagsterRun) -> bool:
+    return run.status is DagsterRunStatus.STARTING
 
 
 def _cause(context: dg.RunFailureSensorContext) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import dagster as dg
 
 from statekeeper.resources.worker import Worker, tag_run
+from statekeeper.statestore.base.errors import BadConfiguration
 from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES
@@ -85,6 +86,13 @@ class Fleet(dg.ConfigurableResource):
     def configuration(self) -> Configuration:
         """The configuration. Raises `BadConfiguration`."""
         return config.load(Path(self.config_file))
+
+    def readable_configuration(self) -> Configuration:
+        """What can be read of an invalid configuration: it may name the people to tell."""
+        try:
+            return config.load_all(Path(self.config_file))
+        except BadConfiguration:
+            return Configuration()
 
     def discover(self) -> fleet.Fleet:
         """Find the checkpoints. Raises `BadConfiguration`."""

@@ -1,16 +1,13 @@
 """Tells people of failures: always in the log, and by the channels of the team or a webhook."""
 
 import logging
-from dataclasses import replace
 
 import dagster as dg
 from pydantic import Field
 
-from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable, redacted
-from statekeeper.statestore.maintenance.rounds.delivery import deliver, for_chat, post
+from statekeeper.statestore.maintenance.rounds.delivery import deliver
 from statekeeper.statestore.maintenance.rounds.notices import Notice
-from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.maintenance.verbs.config import Channels, Configuration
 
 _LOG = logging.getLogger("statekeeper.notifier")
@@ -19,7 +16,7 @@ _LOG = logging.getLogger("statekeeper.notifier")
 class Notifier(dg.ConfigurableResource):
     """Sends notices of a query by the channels of its team in `statekeeper.toml`.
 
-    webhook    URL that gets `{"text": ...}` by POST, the format of Slack and Mattermost: failed runs, and the notices of
+    webhook    URL that gets `{"text": ...}` by POST, the format of Slack and Mattermost: failed jobs, and the notices of
                teams without a channel; "" for none
     alert_...  the other channels for them, as in `Channels`
     ui_url     URL of Dagster's UI, for links to runs; "" for none
@@ -48,16 +45,3 @@ class Notifier(dg.ConfigurableResource):
         for problem in problems:
             _LOG.error("a notice of %s was not sent: %s", printable(notice.subject), problem)
         return is_sent
-
-    def notify(self, text: str) -> str | None:
-        """Log the text and send it to the webhook. Returns the webhook's error, or None. It does not raise: an error of
-        the webhook must not hide the failure to report."""
-        text = printable(redacted(text))
-        _LOG.error(text)
-        problem = post(self.webhook, {"text": for_chat(text)}) if self.webhook else None
-        now = SystemClock().now_seconds()
-        notice = Notice(
-            subject="a run", before=Status.OK, now=Status.ERROR, text=text, at_seconds=now, since_seconds=now
-        )
-        problems, _ = deliver(notice, replace(self.channels, slack=""), fleet="statekeeper")
-        return problem or next(iter(problems), None)

@@ -64,7 +64,7 @@ def ticked(
 ) -> Any:
     """Evaluate a sensor once a minute. Returns its last answer."""
     began, cursor, said = SystemClock().now_seconds(), None, None
-    for passed in (0.0, *(at for at in (60.0, 120.0) if at < seconds), seconds):
+    for passed in (0.0, *(60.0 * minute for minute in range(1, 60) if 60 * minute < seconds), seconds):
         with monkeypatch.context() as patched:
             patched.setattr("statekeeper.assets.sensors.SystemClock.now_seconds", lambda _, now=began + passed: now)
             with dg.build_sensor_context(instance=instance, cursor=cursor, resources=dict(resources)) as context:

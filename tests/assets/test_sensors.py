@@ -11,6 +11,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from statekeeper.assets import metadata
+from statekeeper.assets.definitions import build
 from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_SET, QUERY_TAG, REASON_TAG
@@ -317,11 +318,13 @@ def test_only_runs_without_a_sign_of_life_are_reported_as_failed_on_any_machine(
     dead.append(a_run(fleet, instance, DagsterRunStatus.STARTED))  # killed before its first beat
     of_earlier_build = a_run(fleet, instance, DagsterRunStatus.STARTED, **{HOLDER_TAG: a_holder("here")})
     starting = a_run(fleet, instance, DagsterRunStatus.STARTING)
-    assert "3 runs of this fleet are started; 0 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=119)
-    assert "3 runs of this fleet are started; 3 of them were dead" in reaped(fleet, instance, monkeypatch)
+    assert "4 runs of this fleet are started; 0 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=119)
+    assert "4 runs of this fleet are started; 3 of them were dead" in reaped(fleet, instance, monkeypatch)
     assert [status_of(instance, run_id) for run_id in dead] == [DagsterRunStatus.FAILURE] * 3
     assert status_of(instance, of_earlier_build) is DagsterRunStatus.STARTED
     assert status_of(instance, starting) is DagsterRunStatus.STARTING
+    assert "1 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=900)
+    assert status_of(instance, starting) is DagsterRunStatus.FAILURE, "it would keep its queries from being maintained"
 
 
 def test_only_the_leases_of_a_dead_run_are_released(
@@ -379,11 +382,29 @@ def test_a_run_that_ends_with_an_error_of_its_own_is_reported_with_its_link(
 ) -> None:
     configuration.write_text("[roots")
     result = definitions.resolve_job_def("maintain_queries").execute_in_process(instance=instance, raise_on_error=False)
-    assert notified(fleet, instance, result, webhook.url) is None
+    for _ in range(2):
+        assert notified(fleet, instance, result, webhook.url) is None
     (text,) = webhook.texts
     link = f"https://dagster.example.com/runs/{result.run_id}"
-    assert text.startswith(f"maintain_queries failed (run {link}): ")
+    assert text.startswith(f"job maintain_queries (run: {link}): OK -> ERROR: ")
     assert "statekeeper.toml" in text
+
+
+def test_the_next_run_that_succeeds_tells_the_end_of_a_failed_job_once(
+    instance: dg.DagsterInstance, configuration: Path, webhook: Webhook, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATEKEEPER_WEBHOOK", webhook.url)
+    definitions = build({"STATEKEEPER_CONFIG": str(configuration), "STATEKEEPER_WEBHOOK": webhook.url})
+    valid = configuration.read_text()
+    configuration.write_text("[roots")
+    job = definitions.resolve_job_def("maintain_queries")
+    notified(fleet, instance, job.execute_in_process(instance=instance, raise_on_error=False), webhook.url)
+    configuration.write_text(valid)
+    for _ in range(2):
+        assert job.execute_in_process(instance=instance).success
+    [_, over] = webhook.texts
+    assert over.startswith("job maintain_queries (run: ")
+    assert "ERROR -> OK: its newest run succeeded" in over.replace("&gt;", ">")
 
 
 def test_a_failed_run_is_not_reported_if_the_notice_of_its_query_has_told_it(
@@ -395,15 +416,6 @@ def test_a_failed_run_is_not_reported_if_the_notice_of_its_query_has_told_it(
     skipped = notified(fleet, instance, result, webhook.url)
     assert "the notice of its query" in str(skipped)
     assert webhook.texts == []
-
-
-def test_failures_are_sent_to_the_webhook_and_always_logged(webhook: Webhook, caplog: pytest.LogCaptureFixture) -> None:
-    assert Notifier(webhook=webhook.url).notify("it failed") is None
-    assert webhook.texts == ["it failed"]
-    assert Notifier().notify("only the log") is None
-    assert "only the log" in caplog.text
-    assert "could not be called" in (Notifier(webhook="http://127.0.0.1:1/").notify("nobody listens") or "")
-    assert "not an http URL" in (Notifier(webhook="file:///etc/passwd").notify("no URL") or "")
 
 
 def test_a_query_is_due_when_its_replay_exceeds_the_restore_target(

@@ -628,7 +628,7 @@ class Dagster(Maintainer):
         ):
             for run_id, holder in storage.execute(query, (HOLDER_TAG, f"{FLEET}_%")):
                 host, _, process = holder.partition(", ")[0].rpartition(":")
-                if host == socket.gethostname() and _is_run(int(process), run_id):
+                if host == socket.gethostname() and _is_run(int(process)):
                     found[run_id] = int(process)
         return found
 
@@ -682,10 +682,10 @@ class Dagster(Maintainer):
         return found
 
 
-def _is_run(process: int, run_id: str) -> bool:
-    """Whether this process still runs a run: the system may have given its id to another one."""
+def _is_run(process: int) -> bool:
+    """Whether this process runs a run for a code server: the system may have given its id to another one."""
     with suppress(OSError):
-        return run_id in Path(f"/proc/{process}/cmdline").read_text(errors="replace")
+        return "multiprocessing" in Path(f"/proc/{process}/cmdline").read_text(errors="replace")
     return False
 
 

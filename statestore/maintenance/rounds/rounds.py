@@ -237,6 +237,8 @@ class Rounds:
         if not self._tell_again(subject):
             return
         policies = root.policies if root is not None else self._newest.policies_if_named(subject)
+        if subject == self._name:
+            policies = self._newest.defaults
         told, notice = next_notice(
             subject,
             self._memory.told.get(subject),

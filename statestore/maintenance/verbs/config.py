@@ -381,6 +381,7 @@ class Broken:
 
     name          of the root, parent or team; "" for a whole file
     owned         the policies of the file, as far as they are known: they name the people to tell
+    teams         the channels of a whole file, as far as they can be read
     is_ambiguous  another table defines the same
     """
 
@@ -389,6 +390,7 @@ class Broken:
     error: BadConfiguration
     name: str = ""
     owned: Policies = field(default_factory=Policies)
+    teams: Mapping[str, Channels] = field(default_factory=dict)
     is_ambiguous: bool = False
 
     @property
@@ -602,6 +604,8 @@ def load_all(path: Path) -> Configuration:
             if teams.setdefault(team, channels) != channels:
                 what = f"teams.{team} has other channels in another file, which are used"
                 broken.append(file.ambiguous(Part.TEAM, team, what, "keep one of both tables"))
+    for one in broken:
+        teams = {**one.teams, **teams}
     only = valid[0] if len(files) == 1 and valid else None
     return Configuration(
         roots,
@@ -686,13 +690,32 @@ class _File:
 
 def _read(path: Path) -> _File | Broken:
     try:
-        return _Reader(path).file(_parsed(path))
+        data = _data(path)
     except BadConfiguration as error:
         return Broken(part=Part.FILE, file=str(path), error=error)
+    reader = _Reader(path)
+    try:
+        return reader.file(_parsed(path, data))
+    except BadConfiguration as error:
+        owned, teams = reader.people(_beginning(path, data))
+        return Broken(part=Part.FILE, file=str(path), error=error, owned=owned, teams=teams)
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Parse a file. Raises `BadConfiguration`."""
+def _beginning(path: Path, data: bytes) -> dict[str, Any]:
+    """Parse the tables of an invalid file before the one with the error, which usually is the last edited one."""
+    try:
+        return _parsed(path, data)
+    except BadConfiguration as error:
+        found = re.search(r"at line ([0-9,]+)", error.what)
+    lines = data.splitlines(keepends=True)[: int(found[1].replace(",", "")) if found else None]
+    starts = [number for number, line in enumerate(lines) if line.startswith(b"[")]
+    with suppress(BadConfiguration):
+        return _parsed(path, b"".join(lines[: starts[-1]] if starts else []))
+    return {}
+
+
+def _data(path: Path) -> bytes:
+    """Read a file. Raises `BadConfiguration`."""
     try:
         with path.open("rb") as opened:
             data = opened.read(MOST_FILE_BYTES + 1)
@@ -702,6 +725,11 @@ def _parsed(path: Path) -> dict[str, Any]:
     if len(data) > MOST_FILE_BYTES:
         what = f"is larger than the limit of {MOST_FILE_BYTES // 1024:,} KiB"
         raise BadConfiguration(what, path=str(path), hint="divide it into several files")
+    return data
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    """Parse the content of a file. Raises `BadConfiguration`."""
     for number, line in enumerate(data.splitlines(), 1):
         if line.count(b".") > _MOST_DOTS and not line.lstrip().startswith(b"#"):
             what = f"line {number:,} has more than {_MOST_DOTS} dots"
@@ -783,6 +811,16 @@ class _Reader:
         if not _NAME.fullmatch(name) or len(name) > _LONGEST_TEXT:
             raise self._bad(f"{kind}.{_shown(name)}", "is not a valid name", "use letters, digits, '_' and '-'")
         return self.table(self.table(body, kind, ""), name, f"{kind}.")
+
+    def people(self, body: dict[str, Any]) -> tuple[Policies, Mapping[str, Channels]]:
+        """Return the team and the owner of an invalid file, and the channels of its teams, as far as they are valid."""
+        tables = PolicyTables(Layer(str(self._path), "defaults"))
+        teams: dict[str, Channels] = {}
+        found = body.get("teams")
+        for name in found if isinstance(found, dict) else ():
+            with suppress(BadConfiguration):
+                teams[name] = self.channels(name, self.named_table(body, "teams", name))
+        return self._owned(body.get("defaults"), tables, ""), teams
 
     def channels(self, name: str, body: dict[str, Any]) -> Channels:
         where = f"teams.{name}."

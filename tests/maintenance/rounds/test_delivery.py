@@ -16,7 +16,7 @@ from statekeeper.resources.notifier import Notifier
 from statekeeper.statestore.maintenance.rounds.delivery import deliver
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.visit import Status
-from statekeeper.statestore.maintenance.verbs.config import Channels
+from statekeeper.statestore.maintenance.verbs.config import Channels, Configuration
 
 PAGERDUTY_EVENT = {
     "type": "object",
@@ -162,13 +162,15 @@ def test_a_failed_run_reaches_all_alerts_of_a_fleet_in_dagster(server: tuple[str
     notifier = Notifier(
         webhook=f"{url}/slack", alert_webhook=f"{url}/json", alert_pagerduty="key", alert_pagerduty_url=f"{url}/events"
     )
-    assert notifier.notify("maintain failed") is None
+    failed = replace(notice(text="the run died"), subject="job maintain_queries", team="")
+    assert notifier.send(failed, Configuration(), fleet="prod")
     found = dict(received)
-    assert found["/slack"] == {"text": "maintain failed"}
-    assert (found["/json"]["status"], found["/json"]["problem"]) == ("ERROR", "maintain failed")
+    assert found["/slack"]["text"].endswith(": the run died")
+    assert (found["/json"]["status"], found["/json"]["problem"]) == ("ERROR", "the run died")
+    assert found["/json"]["id"] == failed.id
     jsonschema.validate(found["/events"], PAGERDUTY_EVENT)
     notifier = Notifier(alert_webhook=f"{url}/broken")
-    assert "could not be called" in (notifier.notify("maintain failed") or "")
+    assert not notifier.send(failed, Configuration(), fleet="prod")
 
 
 def test_an_incident_of_a_file_with_a_long_path_has_a_valid_name(server: tuple[str, list[tuple[str, Any]]]) -> None:

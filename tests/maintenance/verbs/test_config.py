@@ -337,6 +337,17 @@ def test_a_broken_file_stops_only_itself(tmp_path: Path) -> None:
     assert len(load_all(tmp_path).broken) == 2
 
 
+@pytest.mark.parametrize("mistake", ["[roots.a\n", "[roots.a]\nurl = 'a\n", "[roots.a]\nurl = [\n", "[wrong]\n"])
+def test_the_people_of_a_broken_file_are_known_from_the_tables_before_the_error(mistake: str, tmp_path: Path) -> None:
+    people = '[defaults]\nteam = "a"\nowner = "ann"\n[teams.a]\nwebhook = "http://a"\n[teams.b]\nwebhook = "http://x"\n'
+    found = two_files(tmp_path, f"{people}{mistake}", '[teams.b]\nwebhook = "http://b"\n')
+    (broken,) = found.broken.values()
+    assert (broken.owned.team, broken.owned.owner) == ("a", "ann")
+    assert found.channels_of("a").webhook == "http://a"
+    assert found.channels_of("b").webhook == "http://b", "a valid file counts more"
+    assert list(found.roots) == []
+
+
 def test_a_broken_root_or_parent_stops_only_itself_and_names_its_team(tmp_path: Path) -> None:
     text = """
     [policies."p*"]
