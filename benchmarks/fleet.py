@@ -151,7 +151,7 @@ def _maintainer(specs: dict[str, StorageSpec]) -> tuple[Callable[[bool], _Cost],
     by = Maintainer("a benchmark", clock, RandomIds())
     policies = Policies(retention=RetentionPolicy(versions=100, grace_seconds=0))
     roots = {name: Root(name, spec, policies) for name, spec in specs.items()}
-    opened = {name: open_storage(spec) for name, spec in specs.items()}
+    opened = {name: open_storage(spec, is_hurried=False) for name, spec in specs.items()}
     scratch = Path(tempfile.gettempdir())
 
     def run_of(root: Root, workers: int) -> Run:

@@ -107,7 +107,7 @@ class Fleet(dg.ConfigurableResource):
         root = configuration.find(query)
         return OpenedQuery(
             name=query,
-            storage=open_storage(root.spec),
+            storage=open_storage(root.spec, is_hurried=False),
             policies=root.policies,
             prices=root.prices,
             config_file=self.config_file,
@@ -117,7 +117,9 @@ class Fleet(dg.ConfigurableResource):
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:
         """Open the destination of a copy; see `with_options_of`. Raises `BadConfiguration`, `StorageError`."""
         configuration = self.configuration()
-        return open_storage(with_options_of(configuration.find(source.name).spec, configuration.find(name).spec))
+        return open_storage(
+            with_options_of(configuration.find(source.name).spec, configuration.find(name).spec), is_hurried=False
+        )
 
     def command(self, verb: str, query: str) -> str:
         """The `statekeeper` command that applies a verb to a query."""

@@ -229,7 +229,7 @@ def with_options_of_command(ctx: click.Context, given: Configuration) -> Configu
 
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
-        return Opened(open_storage(spec), root.policies, root.mirror)
+        return Opened(open_storage(spec, is_hurried=False), root.policies, root.mirror)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -165,7 +165,7 @@ def maintain(
     def run_of(root: Root, share: int) -> Run:
         policies = replace(root.policies, mode=Mode.OBSERVE) if dry_run else root.policies
         return Run(
-            storage=open_storage(root.spec),
+            storage=open_storage(root.spec, is_hurried=False),
             policies=policies,
             by=process,
             scratch=scratch,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format import compression
@@ -74,12 +75,16 @@ def _parse_header(reader: Reader) -> Header:
         items = parsed_json(text)
         if not isinstance(items, list):
             raise ValueError("no array")
-        lineage = tuple(
-            VersionId(version_number(item["version"]), checkpoint_id(item["checkpointUniqueId"])) for item in items
-        )
+        lineage = tuple(_version(item["version"], item["checkpointUniqueId"]) for item in items)
     except BAD_VALUES as error:
         raise CorruptFile("has a lineage that is not valid JSON", path=reader.path, hint=HINT) from error
     return Header(lineage, is_typed=version == 4)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _version(number: object, unique_id: object) -> VersionId:
+    # The lineages of a chain of changelogs have the same entries.
+    return VersionId(version_number(number), checkpoint_id(unique_id))
 
 
 def _sniff_version(reader: Reader) -> int:

@@ -135,6 +135,8 @@ class StoreFileKind(Enum):
     CHANGELOG = "changelog"
     SNAPSHOT = "snapshot"
 
+    __hash__ = object.__hash__  # that of Enum is written in Python
+
 
 _SUFFIXES = {
     Provider.ROCKSDB: {StoreFileKind.CHANGELOG: "changelog", StoreFileKind.SNAPSHOT: "zip"},

@@ -17,6 +17,8 @@ class Provider(Enum):
     ROCKSDB = "RocksDBStateStoreProvider"
     HDFS_BACKED = "HDFSBackedStateStoreProvider"
 
+    __hash__ = object.__hash__  # that of Enum is written in Python
+
     @property
     def class_name(self) -> str:
         """The value of the conf."""

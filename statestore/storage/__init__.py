@@ -107,19 +107,26 @@ def open_storage(
     ids: Ids = _RANDOM_IDS,
     options: Mapping[str, str] | None = None,
     cache: BatchLogCache | None = None,
+    is_hurried: bool = True,
 ) -> Storage:
     """Open the root at a URL: a local path, `file:///path`, `s3://bucket/folder`, or a URL with a driver (`abfss://`,
     `gs://`, `webhdfs://`, `swebhdfs://`). `s3a://` is `s3://`, and `abfs://` is `abfss://`. Sends no request.
 
     `options` override those of the spec. S3 supports `endpoint_url`, `key`, `secret`, `region`, `anon` ("true") and
-    `hedge` ("false"). Missing options come from the usual environment variables and files (AWS_* for S3). `cache`: the
-    host's cache of batch logs of this root; without one, they are in memory only. Raises StorageError for an unknown
-    scheme or option, and if a driver is not installed.
+    `hedge` ("true" or "false"). Missing options come from the usual environment variables and files (AWS_* for S3).
+
+    cache       the host's cache of batch logs of this root; without one, they are in memory only
+    is_hurried  a batch waits for the replies. Without the option `hedge`, its slow requests are sent twice; maintenance
+                saves the CPU that this costs
+
+    Raises StorageError for an unknown scheme or option, and if a driver is not installed.
     """
-    return LoggedStorage(_open_backend(where, clock, ids, options), cache)
+    return LoggedStorage(_open_backend(where, clock, ids, options, is_hurried=is_hurried), cache)
 
 
-def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Mapping[str, str] | None) -> Storage:
+def _open_backend(
+    where: StorageSpec | str, clock: Clock, ids: Ids, options: Mapping[str, str] | None, *, is_hurried: bool
+) -> Storage:
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
     spec = replace(spec, url=canonical(spec.url))
     chosen = {**dict(spec.options), **(options or {})}
@@ -155,6 +162,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
             ids=ids,
             options=chosen,
             timeout_seconds=spec.timeout_seconds,
+            is_hedged=is_hurried,
             limits=spec.limits,
         )
     if scheme in _DRIVEN and parts.netloc:
@@ -165,7 +173,7 @@ def _open_backend(where: StorageSpec | str, clock: Clock, ids: Ids, options: Map
         drivers.require_installed(spec.url)
         from statekeeper.statestore.storage import remote
 
-        options_of_driver, is_hedged = hedging.chosen(chosen)
+        options_of_driver, is_hedged = hedging.chosen(chosen, unless_given=is_hurried)
         return remote.RemoteStorage(
             spec.url,
             drivers.open_driver(spec.url, options_of_driver),

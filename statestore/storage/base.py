@@ -394,7 +394,7 @@ def checked_folder(prefix: str) -> str:
 
 def is_hidden(path: str) -> bool:
     """Return whether a part of the path starts with '.'."""
-    return any(part.startswith(".") for part in path.split("/"))
+    return path.startswith(".") or "/." in path
 
 
 def is_listed(path: str, prefix: str, *, hidden: bool = False) -> bool:

@@ -271,10 +271,11 @@ def percentile(ordered: list[float], share: float) -> float:
     return ordered[max(math.ceil(len(ordered) * share - 1e-9), 1) - 1]
 
 
-def chosen(options: Mapping[str, str]) -> tuple[Mapping[str, str], bool]:
+def chosen(options: Mapping[str, str], *, unless_given: bool = True) -> tuple[Mapping[str, str], bool]:
     """Return the options for the client, and whether slow requests are sent twice."""
     others = {name: value for name, value in options.items() if name != OPTION}
-    return others, options.get(OPTION, "true").lower() == "true"
+    given = options.get(OPTION)
+    return others, unless_given if given is None else given.lower() == "true"
 
 
 _SHARED: dict[object, Hedging] = {}

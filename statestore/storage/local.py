@@ -493,7 +493,7 @@ def _omitted(item: os.DirEntry[str]) -> str | None:
 
 
 def _is_text(name: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _size(file: BinaryIO) -> int:

@@ -8,7 +8,7 @@ listing and instance caches of s3fs are disabled; `StorageSpec` explains the pro
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,7 +29,6 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as NotConnected
 from botocore.utils import parse_timestamp
 from fsspec.asyn import sync
-from obstore.store import S3Store
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from statekeeper.statestore.base.clock import Clock, Ids
@@ -65,6 +64,7 @@ from statekeeper.statestore.storage.resending import TRIES, Resending
 
 if TYPE_CHECKING:
     from obstore import GetResult
+    from obstore.store import S3Store
 
 NETWORK_ERRORS: tuple[type[Exception], ...] = (
     *S3_RETRYABLE_ERRORS,
@@ -95,6 +95,11 @@ _PASSING = {
     "SlowDown",
     "Throttling",
 }
+_CREATE = {"IfNoneMatch": "*"}
+"""The condition of a create-if-absent."""
+
+_BRIEF_BYTES = 8 * 1024 * 1024
+
 _THROTTLING = {"SlowDown", "ServiceUnavailable", "Throttling"}
 _CONFLICTS = {"PreconditionFailed", "412"}
 
@@ -369,6 +374,7 @@ class S3Storage(OpenedStore):
         ids: Ids,
         options: Mapping[str, str],
         timeout_seconds: float,
+        is_hedged: bool = True,
         limits: SizeLimits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(f"s3://{bucket}/{folder}".rstrip("/"), limits)
@@ -377,7 +383,7 @@ class S3Storage(OpenedStore):
         self._ids = ids
         self._bucket_seen = False
         self._endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL", "")
-        options, is_hedged = hedging.chosen(options)
+        options, is_hedged = hedging.chosen(options, unless_given=is_hedged)
         self._connection = shared(options)
         self._reads = s3_reads.shared(
             bucket,
@@ -385,6 +391,7 @@ class S3Storage(OpenedStore):
             connect_timeout_seconds=_CONNECT_TIMEOUT_SECONDS,
             read_timeout_seconds=_READ_TIMEOUT_SECONDS,
         )
+        self._is_hedged = is_hedged
         self._hedging = hedging.shared((self._endpoint, bucket), self._connection.loop, is_on=is_hedged)
         self._resending = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=timeout_seconds)
         self._briefly = Resending(self.url, self.requests, clock=clock, ids=ids, timeout_seconds=0.0)
@@ -404,6 +411,16 @@ class S3Storage(OpenedStore):
     def download(self, path: str, target: Path, *, expected_bytes: int | None = None) -> int:
         key = self._key(path)
 
+        def here(store: S3Store) -> int:
+            answer = self._reads.get_here(store, key)
+            size_bytes: int = answer.meta["size"]
+            require_size(self._shown(path), size_bytes, expected_bytes)
+            with scratch_file(target) as write:
+                for piece in answer.stream(min_chunk_size=DOWNLOAD_PIECE_BYTES):
+                    write(bytes(piece))
+                    self.requests.count_bytes_read(len(piece))
+            return size_bytes
+
         async def written(size_bytes: int, pieces: AsyncIterator[bytes]) -> int:
             require_size(self._shown(path), size_bytes, expected_bytes)
             with scratch_file(target) as write:
@@ -417,14 +434,13 @@ class S3Storage(OpenedStore):
             return await written(answer.meta["size"], self._reads.pieces(answer, DOWNLOAD_PIECE_BYTES))
 
         async def call(client: Any) -> int:
-            async def with_botocore() -> int:
-                answer = await self._opened(client, key)
-                async with answer["Body"] as body:
-                    return await written(answer["ContentLength"], body.iter_chunks(DOWNLOAD_PIECE_BYTES))
+            answer = await self._opened(client, key)
+            async with answer["Body"] as body:
+                return await written(answer["ContentLength"], body.iter_chunks(DOWNLOAD_PIECE_BYTES))
 
-            return await self._reads.first(client, quick, with_botocore, again=lambda: self.requests.count(Kind.READ))
-
-        return self._request(Kind.READ, path, call)
+        # A large file may need more time than one request has.
+        is_brief = (expected_bytes or 0) <= _BRIEF_BYTES
+        return self._request(Kind.READ, path, call, quick=quick, here=here if is_brief else None)
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
         del like  # of a file system
@@ -434,9 +450,9 @@ class S3Storage(OpenedStore):
             return self._compare(path, content)
         try:
             if content.pieces > 1:
-                self._upload_pieces(Kind.CREATE, path, content, IfNoneMatch="*")
+                self._upload_pieces(Kind.CREATE, path, content, **_CREATE)
             else:
-                self._put(Kind.CREATE, path, content.piece(0), IfNoneMatch="*")
+                self._put(Kind.CREATE, path, content.piece(0), **_CREATE)
         except (AlreadyExists, _UploadGone):
             # Verify the conflict. Race: our request succeeds, its reply is lost, we resend it, and the store reports a
             # conflict with our own object. Without this check, a committed batch would be given up.
@@ -548,19 +564,17 @@ class S3Storage(OpenedStore):
     def _objects(self, shown: str, folder: str) -> Iterable[Entry]:
         """List the objects whose keys begin with `folder`, which is empty or ends with a slash. Their paths are keys."""
 
-        async def call(client: Any) -> list[Entry] | Mapping[str, Any]:
-            async def with_botocore() -> Mapping[str, Any]:
-                page: Mapping[str, Any] = await client.list_objects_v2(Bucket=self._bucket, Prefix=folder)
-                return page
+        async def call(client: Any) -> Sequence[Entry] | Mapping[str, Any]:
+            page: Mapping[str, Any] = await client.list_objects_v2(Bucket=self._bucket, Prefix=folder)
+            return page
 
-            return await self._reads.first(
-                client,
-                lambda store: self._reads.list(store, folder),
-                with_botocore,
-                again=lambda: self.requests.count(Kind.LIST),
-            )
+        async def quick(store: S3Store) -> Sequence[Entry] | Mapping[str, Any]:
+            return await self._reads.list(store, folder)
 
-        found = self._request(Kind.LIST, shown, call)
+        def here(store: S3Store) -> Sequence[Entry] | Mapping[str, Any]:
+            return self._reads.list_here(store, folder)
+
+        found = self._request(Kind.LIST, shown, call, quick=quick, here=here)
         if isinstance(found, Mapping):
             return _objects_of(self._pages(shown, folder, first=found))
         for _ in range(s3_reads.PAGE, len(found), s3_reads.PAGE):
@@ -577,26 +591,28 @@ class S3Storage(OpenedStore):
             if "Range" not in how and size_bytes > self.limits.object_bytes:
                 raise too_large(size_bytes, self._shown(path), self.limits)
 
+        def noted(data: bytes, etag: str | None) -> tuple[bytes, str]:
+            self.requests.count_bytes_read(len(data))
+            return data, etag or ""
+
+        def here(store: S3Store) -> tuple[bytes, str]:
+            answer = self._reads.get_here(store, key, how.get("Range"))
+            require_allowed(answer.meta["size"])
+            return noted(bytes(answer.bytes()), answer.meta["e_tag"])
+
         async def quick(store: S3Store) -> tuple[bytes, str]:
             answer = await self._opened_quickly(store, key, how.get("Range"))
             require_allowed(answer.meta["size"])
             pieces = [piece async for piece in self._reads.pieces(answer, DOWNLOAD_PIECE_BYTES)]
-            return b"".join(pieces), answer.meta["e_tag"] or ""
+            return noted(b"".join(pieces), answer.meta["e_tag"])
 
         async def call(client: Any) -> tuple[bytes, str]:
-            async def with_botocore() -> tuple[bytes, str]:
-                answer = await self._opened(client, key, **how)
-                async with answer["Body"] as body:
-                    require_allowed(answer["ContentLength"])
-                    return await body.read(), answer["ETag"]
+            answer = await self._opened(client, key, **how)
+            async with answer["Body"] as body:
+                require_allowed(answer["ContentLength"])
+                return noted(await body.read(), answer["ETag"])
 
-            data, etag = await self._reads.first(
-                client, quick, with_botocore, again=lambda: self.requests.count(Kind.READ)
-            )
-            self.requests.count_bytes_read(len(data))
-            return data, etag
-
-        return self._request(Kind.READ, path, call)
+        return self._request(Kind.READ, path, call, quick=quick, here=here)
 
     async def _opened_quickly(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
         """As `_opened`, of `s3_reads`."""
@@ -644,12 +660,15 @@ class S3Storage(OpenedStore):
             async def send() -> None:
                 await client.put_object(Bucket=self._bucket, Key=key, Body=data, **how)
 
-            if "IfNoneMatch" in how:
+            if how == _CREATE:
                 await self._hedging.create(send, self.requests, name=key, size_bytes=len(data), is_final=is_answer)
             else:
                 await send()
 
-        self._request(kind, path, call, bytes_written=len(data))
+        def here(store: S3Store) -> None:
+            self._reads.create_here(store, key, data)
+
+        self._request(kind, path, call, bytes_written=len(data), here=here if how == _CREATE else None)
 
     def _upload_pieces(self, kind: Kind, path: str, content: Content, **how: str) -> None:
         """Upload in several requests. The object becomes visible with the last one."""
@@ -682,7 +701,7 @@ class S3Storage(OpenedStore):
         return S3PartsUpload(
             S3Upload(kind, path, self._where(path), self._request, is_early=True),
             part_bytes=part_bytes,
-            how={} if replaces else {"IfNoneMatch": "*"},
+            how={} if replaces else _CREATE,
             exists=lambda: self.stat(path) is not None,
             compare=lambda content: self._compare(path, content),
         )
@@ -748,19 +767,51 @@ class S3Storage(OpenedStore):
 
         self._request(Kind.DELETE, remaining[0].removeprefix(self._before), call)
 
-    def _request(self, kind: Kind, path: str, call: Call[T], *, bytes_written: int = 0, is_optional: bool = False) -> T:
-        """Send a request, again after transient failures. `is_optional`: do not wait for storage that is unavailable."""
+    def _request(
+        self,
+        kind: Kind,
+        path: str,
+        call: Call[T],
+        *,
+        bytes_written: int = 0,
+        is_optional: bool = False,
+        quick: Call[T] | None = None,
+        here: Callable[[S3Store], T] | None = None,
+    ) -> T:
+        """Send a request, again after transient failures.
 
-        async def send() -> T:
+        call         the request to a client of botocore
+        is_optional  do not wait for storage that is unavailable
+        quick        the request through `s3_reads`
+        here         likewise, in the calling thread, for storage without hedging
+        """
+
+        async def opened() -> Any:
             try:
-                client = await self._connection.set_session()
+                return await self._connection.set_session()
             except ValueError as error:
                 raise StorageError(str(error), path=self.url, hint="correct endpoint_url") from error
-            return await call(client)
+
+        async def with_botocore() -> T:
+            return await call(await opened())
+
+        async def send() -> T:
+            if quick is None:
+                return await with_botocore()
+            return await self._reads.first(await opened(), quick, with_botocore, again=again)
+
+        def again() -> None:
+            self.requests.count(kind, bytes_written=bytes_written)
 
         def attempt() -> T:
-            self.requests.count(kind, bytes_written=bytes_written)
-            return sync(self._connection.loop, send)  # type: ignore[no-any-return]
+            def in_loop(coroutine: Callable[[], Awaitable[T]]) -> T:
+                return sync(self._connection.loop, coroutine)  # type: ignore[no-any-return]
+
+            again()
+            store = None if here is None or self._is_hedged else self._reads.opened()
+            if store is None or here is None:
+                return in_loop(send)
+            return self._reads.here(store, here, lambda: in_loop(with_botocore), again=again)
 
         def is_transient(error: Exception) -> bool:
             if is_throttling(error):

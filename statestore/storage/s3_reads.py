@@ -1,12 +1,16 @@
-"""Reads of a bucket through `object_store`, a library in Rust: they cost less CPU than botocore's.
+"""Requests to a bucket through `object_store`, a library in Rust: they cost less CPU than botocore's.
 
-Maintenance reads a small file for each store and batch, so the CPU of a read is most of its cost.
+Maintenance reads a small file for each store and batch, so the CPU of a request is most of its cost.
 
 botocore remains the reference. It knows every kind of endpoint, credential and redirect. So what is sent here is only what
-both do alike: a GET of an object, and a listing of a folder. An error that is not plainly an answer of the store is asked
-again with botocore, and if only botocore succeeds `FAILURES_IN_A_ROW` times in a row, it gets all reads for a while.
+both do alike: a GET of an object, a listing of a folder, and a create-if-absent. An error that is not plainly an answer of
+the store is asked again with botocore, and if only botocore succeeds `FAILURES_IN_A_ROW` times in a row, it gets all
+requests for a while.
 
-A process that is forked after the first read here uses botocore: the threads of `object_store` are not copied.
+A request that may be hedged is a coroutine in the event loop of the client. Others are sent by the thread that needs the
+answer, which saves half of their CPU.
+
+A process that is forked after the first request here uses botocore: the threads of `object_store` are not copied.
 """
 
 from __future__ import annotations
@@ -15,20 +19,20 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import s3fs
 from botocore.exceptions import ClientError
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
 from statekeeper.statestore.storage.base import Entry
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult
+    from obstore import GetOptions, GetResult, ObjectMeta
 
 FAILURES_IN_A_ROW = 3
 OFF_SECONDS = 600.0
@@ -36,7 +40,7 @@ PAGE = 1000
 """The entries that one request lists."""
 
 FAILURES: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
-"""What a read here raises if the store did not plainly answer."""
+"""What a request here raises if the store did not plainly answer."""
 
 _RENEWED_SECONDS = 300.0
 _LISTING_SECONDS = 600.0
@@ -59,7 +63,10 @@ class NotPlain(ValueError):
 
 @dataclass(frozen=True)
 class _Opened:
+    """`brief`: for requests without hedging, whose time includes the body."""
+
     store: S3Store
+    brief: S3Store
     credentials: tuple[str, ...] | None
     renew_at: float
 
@@ -72,7 +79,7 @@ class QuickReads:
     ) -> None:
         self._bucket, self._connection = bucket, connection
         # The time limit of a request includes its body, whatever its size. So the time of each step is limited here.
-        self._timeouts = {"connect_timeout": f"{connect_timeout_seconds}s", "timeout": "1day"}
+        self._connect_timeout = f"{connect_timeout_seconds}s"
         self._read_timeout_seconds = read_timeout_seconds
         self._opened: _Opened | None = None
         self._failed, self._off_until = 0, 0.0
@@ -94,8 +101,32 @@ class QuickReads:
         except FAILURES as error:
             again()
             found = await with_botocore()
-            if not isinstance(error, NotPlain):
-                self._has_failed(error)
+            self._has_failed(error)
+            return found
+        except ClientError:
+            self._failed = 0
+            raise
+        self._failed = 0
+        return answer
+
+    def opened(self) -> S3Store | None:
+        """Return what to send a request with in the calling thread; None before the first request in the event loop, and
+        while botocore has to send it."""
+        opened, now = self._opened, self._connection.loop.time()
+        if opened is None or now >= opened.renew_at or now < self._off_until or _first_user != os.getpid():
+            return None
+        return opened.brief
+
+    def here(
+        self, store: S3Store, send: Callable[[S3Store], T], with_botocore: Callable[[], T], *, again: Callable[[], None]
+    ) -> T:
+        """Send a request in the calling thread, or with botocore. `again` counts a second request."""
+        try:
+            answer = send(store)
+        except FAILURES as error:
+            again()
+            found = with_botocore()
+            self._has_failed(error)
             return found
         except ClientError:
             self._failed = 0
@@ -127,24 +158,28 @@ class QuickReads:
             return None
         renew_at = _now() + _RENEWED_SECONDS
         if opened is not None and opened.credentials == credentials:
-            return _Opened(opened.store, credentials, renew_at)
+            return replace(opened, renew_at=renew_at)
         url = urlsplit(client.meta.endpoint_url)
         is_amazon = (url.hostname or "").endswith(".amazonaws.com") and "." not in self._bucket
         names = ("access_key_id", "secret_access_key", "session_token")
         config: dict[str, Any] = (
             dict(zip(names, credentials, strict=False)) if credentials else {"skip_signature": True}
         )
-        client_options: Any = {**self._timeouts, "allow_http": True}
-        store = S3Store(
-            self._bucket,
-            endpoint=f"{url.scheme}://{self._bucket}.{url.netloc}" if is_amazon else client.meta.endpoint_url,
-            virtual_hosted_style_request=is_amazon,
-            region=_REGIONS.get(client.meta.region_name, client.meta.region_name),
-            client_options=client_options,
-            retry_config={"max_retries": 0},
-            **config,
-        )
-        return _Opened(store, credentials, renew_at)
+
+        def opened_for(timeout: str) -> S3Store:
+            client_options: Any = {"connect_timeout": self._connect_timeout, "timeout": timeout, "allow_http": True}
+            return S3Store(
+                self._bucket,
+                endpoint=f"{url.scheme}://{self._bucket}.{url.netloc}" if is_amazon else client.meta.endpoint_url,
+                virtual_hosted_style_request=is_amazon,
+                region=_REGIONS.get(client.meta.region_name, client.meta.region_name),
+                client_options=client_options,
+                retry_config={"max_retries": 0},
+                checksum_algorithm="SHA256",
+                **config,
+            )
+
+        return _Opened(opened_for("1day"), opened_for(f"{self._read_timeout_seconds}s"), credentials, renew_at)
 
     async def _credentials(self) -> tuple[str, ...] | None:
         """Return key, secret and, if there is one, token; None if there are none."""
@@ -161,13 +196,16 @@ class QuickReads:
 
     async def get(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
         """Send a GET of an object, or of a range, `bytes=0-99`. Returns when the first bytes arrive."""
-        options: GetOptions = {}
-        if range_header is not None:
-            first, _, last = range_header.removeprefix("bytes=").partition("-")
-            options = {"range": (int(first), int(last) + 1)}
         try:
             async with asyncio.timeout(self._read_timeout_seconds):
-                return await store.get_async(key, options=options)
+                return await store.get_async(key, options=_ranged(range_header))
+        except FAILURES as error:
+            raise _answer(error, "GetObject") or error from None
+
+    def get_here(self, store: S3Store, key: str, range_header: str | None = None) -> GetResult:
+        """As `get`, in the calling thread."""
+        try:
+            return store.get(key, options=_ranged(range_header))
         except FAILURES as error:
             raise _answer(error, "GetObject") or error from None
 
@@ -192,24 +230,50 @@ class QuickReads:
                 found = await store.list(folder or None, chunk_size=PAGE).collect_async()
         except FAILURES as error:
             raise _answer(error, "ListObjectsV2") or error from None
-        entries = [
-            Entry(one["path"], one["size"], one["last_modified"].timestamp(), str(one["e_tag"] or "").strip('"'))
-            for one in found
-        ]
-        # Plans without a step have an empty outcome; no folder has such a name.
-        if any(not one.size_bytes and not one.path.endswith(".jsonl") for one in entries):
-            raise NotPlain(f"{self._bucket}/{folder} has an object without bytes")
-        return entries
+        return _entries(found, f"{self._bucket}/{folder}")
+
+    def list_here(self, store: S3Store, folder: str) -> Sequence[Entry]:
+        """As `list`, in the calling thread."""
+        try:
+            found = store.list(folder or None, chunk_size=PAGE).collect()
+        except FAILURES as error:
+            raise _answer(error, "ListObjectsV2") or error from None
+        return _entries(found, f"{self._bucket}/{folder}")
+
+    def create_here(self, store: S3Store, key: str, data: bytes) -> None:
+        """Create an object if there is none with this key, in the calling thread."""
+        try:
+            store.put(key, data, mode="create", use_multipart=False)
+        except AlreadyExistsError as error:
+            # Not for 409, which means that another create is not decided yet.
+            if "412" not in str(error):
+                raise
+            raise _client_error("PreconditionFailed", 412, error, "PutObject") from None
+        except FAILURES as error:
+            raise _answer(error, "PutObject") or error from None
 
     def _has_failed(self, error: Exception) -> None:
-        """Note a read that failed here and that botocore made."""
+        """Note a request that failed here and that botocore made."""
+        if isinstance(error, NotPlain):
+            return
         self._failed += 1
         if self._failed >= FAILURES_IN_A_ROW:
             self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:
-        self._failed, self._off_until = 0, _now() + OFF_SECONDS
-        _LOG.info("reads of the bucket %s use botocore for %.0f s: %s", self._bucket, OFF_SECONDS, error)
+        self._failed, self._off_until = 0, self._connection.loop.time() + OFF_SECONDS
+        _LOG.info("requests to the bucket %s use botocore for %.0f s: %s", self._bucket, OFF_SECONDS, error)
+
+
+def _entries(found: Sequence[ObjectMeta], where: str) -> list[Entry]:
+    entries = [
+        Entry(one["path"], one["size"], one["last_modified"].timestamp(), str(one["e_tag"] or "").strip('"'))
+        for one in found
+    ]
+    # Plans without a step have an empty outcome; no folder has such a name.
+    if any(not one.size_bytes and not one.path.endswith(".jsonl") for one in entries):
+        raise NotPlain(f"{where} has an object without bytes")
+    return entries
 
 
 def _now() -> float:
@@ -221,9 +285,20 @@ def _answer(error: Exception, operation: str) -> ClientError | None:
     found = _ANSWER.search(str(error))
     if found is None or int(found["status"]) not in _SAME_FOR_ALL_CLIENTS:
         return None
-    about = {"Code": found["code"], "Message": str(error).partition("\n")[0]}
-    answered: Any = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": int(found["status"])}}
+    return _client_error(found["code"], int(found["status"]), error, operation)
+
+
+def _client_error(code: str, status: int, error: Exception, operation: str) -> ClientError:
+    about = {"Code": code, "Message": str(error).partition("\n")[0]}
+    answered: Any = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": status}}
     return ClientError(answered, operation)
+
+
+def _ranged(range_header: str | None) -> GetOptions:
+    if range_header is None:
+        return {}
+    first, _, last = range_header.removeprefix("bytes=").partition("-")
+    return {"range": (int(first), int(last) + 1)}
 
 
 _first_user: int | None = None

@@ -1,17 +1,21 @@
-"""Reads through object_store show the same as reads through botocore, which takes over where they cannot be made."""
+"""Requests through object_store have the results of requests through botocore, which takes over where they cannot be made.
+
+A storage whose requests may be hedged sends them in an event loop, another in the calling thread.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.errors import AccessDenied, BucketMissing, ObjectMissing
+from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing
 from statekeeper.statestore.storage import RequestCounts, Storage, open_storage, s3_reads
-from statekeeper.statestore.storage.base import Entries
-from tests.support.s3_server import S3Server
+from statekeeper.statestore.storage.base import Created, Entries
+from tests.support.s3_server import S3Server, Wire
 
 NAMES = [
     "plain",
@@ -37,9 +41,13 @@ def rejecting(s3_server: S3Server) -> Iterator[S3Server]:
     s3_server.rejects_agent = None
 
 
-def opened(server: S3Server, folder: str = "root", bucket: str | None = None) -> Storage:
-    """A root in a bucket of its own, whose reads were not turned off yet."""
-    return open_storage(f"s3://{bucket or server.make_bucket()}/{folder}", options={**server.options, "hedge": "false"})
+def opened(server: S3Server, folder: str = "root", bucket: str | None = None, *, is_hurried: bool = False) -> Storage:
+    """A root in a bucket of its own, whose requests were not turned off yet."""
+    url = f"s3://{bucket or server.make_bucket()}/{folder}"
+    # A first request opens what later ones use, whose requests are counted from 0.
+    with suppress(BucketMissing):
+        open_storage(url, options=server.options, is_hurried=is_hurried).list("none")
+    return open_storage(url, options=server.options, is_hurried=is_hurried)
 
 
 def shown(storage: Storage, path: str, target: Path) -> tuple[bytes, bytes, bytes, Entries]:
@@ -50,22 +58,25 @@ def shown(storage: Storage, path: str, target: Path) -> tuple[bytes, bytes, byte
 
 @pytest.mark.parametrize("folder", ["root", "a root/ü%20+#"])
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_show_the_same_for_each_name(name: str, folder: str, s3_server: S3Server, tmp_path: Path) -> None:
-    storage = opened(s3_server, folder)
+def test_all_ways_show_the_same_for_each_name(name: str, folder: str, s3_server: S3Server, tmp_path: Path) -> None:
+    bucket = s3_server.make_bucket()
+    storage = opened(s3_server, folder, bucket)
     storage.create(name, b"bytes")
     quick = shown(storage, name, tmp_path / "quick")
+    in_loop = shown(opened(s3_server, folder, bucket, is_hurried=True), name, tmp_path / "in loop")
     s3_server.rejects_agent = "object_store"
     try:
         slow = shown(storage, name, tmp_path / "slow")
     finally:
         s3_server.rejects_agent = None
-    assert quick == slow
+    assert quick == in_loop == slow
     assert quick[:3] == (b"bytes", b"yte", b"bytes")
     assert [entry.path for entry in quick[3]] == [name]
 
 
-def test_reads_are_made_by_object_store(s3_server: S3Server, tmp_path: Path) -> None:
-    storage = opened(s3_server)
+@pytest.mark.parametrize("is_hurried", [False, True])
+def test_reads_are_made_by_object_store(s3_server: S3Server, tmp_path: Path, *, is_hurried: bool) -> None:
+    storage = opened(s3_server, is_hurried=is_hurried)
     storage.create("name", b"bytes")
     s3_server.rejects_agent = "Botocore"
     try:
@@ -75,12 +86,41 @@ def test_reads_are_made_by_object_store(s3_server: S3Server, tmp_path: Path) -> 
     assert storage.requests.snapshot() == RequestCounts(read=3, create=1, list=1, bytes_read=13, bytes_written=5)
 
 
+def test_a_create_without_hedging_is_made_by_object_store_and_never_replaces(s3_server: S3Server) -> None:
+    storage = opened(s3_server)
+    s3_server.rejects_agent = "Botocore"
+    try:
+        assert storage.create("name", b"bytes") is Created.NEW
+    finally:
+        s3_server.rejects_agent = None
+    assert storage.create("name", b"bytes") is Created.SAME
+    with pytest.raises(AlreadyExists, match="root/name"):
+        storage.create("name", b"other")
+    assert storage.read("name") == b"bytes"
+    # The two conflicts are answers, and each is examined with a HEAD.
+    assert storage.requests.snapshot().create == 3
+
+
+def test_a_create_that_object_store_cannot_make_is_made_by_botocore(rejecting: S3Server) -> None:
+    storage = opened(rejecting)
+    assert storage.create("name", b"bytes") is Created.NEW
+    assert storage.read("name") == b"bytes"
+
+
+def test_a_create_whose_reply_is_lost_is_found_to_be_ones_own(s3_server: S3Server) -> None:
+    storage = opened(s3_server)
+    s3_server.next("PUT", "root/name", Wire.LOSE_REPLY)
+    assert storage.create("name", b"bytes") is Created.SAME
+
+
+@pytest.mark.parametrize("is_hurried", [False, True])
 def test_botocore_gets_all_reads_of_a_bucket_where_only_it_succeeds(
-    rejecting: S3Server, caplog: pytest.LogCaptureFixture
+    s3_server: S3Server, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest, *, is_hurried: bool
 ) -> None:
     caplog.set_level(logging.INFO, "statekeeper")
-    storage = opened(rejecting)
+    storage = opened(s3_server, is_hurried=is_hurried)
     storage.create("name", b"bytes")
+    request.getfixturevalue("rejecting")
     for _ in range(s3_reads.FAILURES_IN_A_ROW + 4):
         assert storage.read("name") == b"bytes"
     assert storage.requests.snapshot().read == 2 * s3_reads.FAILURES_IN_A_ROW + 4

@@ -74,7 +74,7 @@ def discover(
     A checkpoint that is also a root of the same file has only the name and the policies of the root. A checkpoint of two
     parents, or of a parent and of a root of another file, is a problem: it is unknown which policies apply.
     """
-    opened = open_root or (lambda root: open_storage(root.spec))
+    opened = open_root or (lambda root: open_storage(root.spec, is_hurried=False))
     problems = {subject: broken.problem for subject, broken in configuration.broken.items()}
     roots = dict(configuration.roots)
     places = {place_of(root.spec): root for root in roots.values()}
@@ -123,7 +123,7 @@ def forget_seconds(configuration: Configuration, name: str) -> float:
 
 def _children(parent: Parent) -> list[str]:
     """Return the folders of a parent: the names that match the `*` of its pattern, with dots between several."""
-    storage = open_storage(parent.spec)
+    storage = open_storage(parent.spec, is_hurried=False)
     found: dict[str, tuple[str, ...]] = {"": ()}
     for segment in parent.pattern.split("/"):
         if "*" not in segment:

@@ -11,6 +11,7 @@ import numpy as np
 from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, UnknownFormatVersion, VersionNotLoadable
 from statekeeper.statestore.checkpoint.lineage import LoadPlan, LocalCopy
 from statekeeper.statestore.format.changelog import Changes, Kind
+from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
 from statekeeper.statestore.format.state_conf import OURS, StateConf
@@ -170,8 +171,11 @@ class Replay:
         try:
             changelogs.fetch(plan.base, plan.replay)
             if not marked:
-                self._require_families(base is not None and bool(base.column_families))
-                self._require_one_lineage()
+                has_families = base is not None and bool(base.column_families)
+                for before, version in self._steps():
+                    header = changelogs.header(version, base=before)
+                    self._require_families(version, header, has_families)
+                    self._require_one_lineage(before, version, header)
             try:
                 return self._apply(database, base, marked=marked)
             except CorruptFile:
@@ -204,37 +208,35 @@ class Replay:
         window.write()
         return Replayed(window.written_keys)
 
-    def _require_families(self, has_families: bool) -> None:
+    def _require_families(self, version: VersionId, header: Header, has_families: bool) -> None:
         """Only snapshots contain the names of column families. Changelogs with families need a snapshot with families."""
-        for before, version in self._steps():
-            if self.changelogs.header(version, base=before).is_typed == has_families:
-                continue
-            if self.skipped:
-                raise self.request.not_loadable(
-                    version,
-                    "needs a snapshot that names the column families of the store",
-                    skipped=self.skipped[:1],
-                    action="restore the missing or damaged file from a backup",
-                    newest="changelogs alone cannot restore a store with column families",
-                )
-            base = "version 0" if self.plan.base == EMPTY else f"the snapshot of version {self.plan.base.version}"
-            has, base_has = ("no", "some") if has_families else ("some", "none")
-            raise UnknownFormatVersion(
-                f"has {has} column families, but its base ({base}) has {base_has}; "
-                f"{self.request.target.in_words} of {self.request.store} cannot be loaded",
-                path=self.request.store.changelog(version),
-                hint="restore a snapshot that Spark wrote after the column families changed",
+        if header.is_typed == has_families:
+            return
+        if self.skipped:
+            raise self.request.not_loadable(
+                version,
+                "needs a snapshot that names the column families of the store",
+                skipped=self.skipped[:1],
+                action="restore the missing or damaged file from a backup",
+                newest="changelogs alone cannot restore a store with column families",
             )
+        base = "version 0" if self.plan.base == EMPTY else f"the snapshot of version {self.plan.base.version}"
+        has, base_has = ("no", "some") if has_families else ("some", "none")
+        raise UnknownFormatVersion(
+            f"has {has} column families, but its base ({base}) has {base_has}; "
+            f"{self.request.target.in_words} of {self.request.store} cannot be loaded",
+            path=self.request.store.changelog(version),
+            hint="restore a snapshot that Spark wrote after the column families changed",
+        )
 
-    def _require_one_lineage(self) -> None:
+    def _require_one_lineage(self, before: VersionId, version: VersionId, header: Header) -> None:
         """A changelog names its predecessor. A file of another store or version may have the name of one in the lineage."""
-        for before, version in self._steps():
-            lineage = self.changelogs.header(version, base=before).lineage
-            if lineage is not None and lineage[-1:] != (() if before == EMPTY else (before,)):
-                raise CorruptFile(
-                    f"names version {lineage[-1] if lineage else 0} as its predecessor instead of version {before}",
-                    path=self.request.store.changelog(version),
-                )
+        lineage = header.lineage
+        if lineage is not None and lineage[-1:] != (() if before == EMPTY else (before,)):
+            raise CorruptFile(
+                f"names version {lineage[-1] if lineage else 0} as its predecessor instead of version {before}",
+                path=self.request.store.changelog(version),
+            )
 
     def _steps(self) -> Iterator[tuple[VersionId, VersionId]]:
         return itertools.pairwise((self.plan.base, *self.plan.replay))
