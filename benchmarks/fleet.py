@@ -137,6 +137,7 @@ def _visits(folder: Path, bucket: StorageSpec, *, in_batch_logs: bool) -> tuple[
     grow(_DUE_BATCHES)
     look, visits = _maintainer({"query": spec})
     first = look(True)
+    look(True)  # finds nothing to do
     again = look(True)
     grow(_DUE_BATCHES)
     busy = look(False)

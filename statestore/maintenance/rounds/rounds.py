@@ -27,6 +27,7 @@ from statekeeper.statestore.maintenance.rounds import due, metrics
 from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Last
 from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
 from statekeeper.statestore.maintenance.rounds.notices import Notice, Told, next_notice, sent, told_again
+from statekeeper.statestore.maintenance.rounds.unchanged import Unchanged
 from statekeeper.statestore.maintenance.rounds.visit import Problem, Status, Visit, failed_visit, visit
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Root, is_part
@@ -102,6 +103,7 @@ class Rounds:
         self._sweep_seconds, self._workers = sweep_seconds, workers
         self._newest = Configuration()
         self._reads = Reads(clock)
+        self._unchanged = Unchanged(clock)
         self._is_new = True
         self._refused: set[str] = set()
 
@@ -199,7 +201,9 @@ class Rounds:
         try:
             run = self._run_of(one.query.root, workers)
             run = replace(run, named=lambda text: self._pasteable(text, name))
-            return visit(name, run, reads=self._reads)
+            if one.new:
+                return visit(name, run, reads=self._reads)
+            return self._unchanged.visit(name, run, reads=self._reads)
         except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
             seconds, audit = self._clock.monotonic_seconds() - started, self._pasteable("statekeeper audit ROOT", name)
@@ -209,17 +213,21 @@ class Rounds:
         """Record a visit, and tell what changed."""
         root, before = one.query.root, self._memory.queries.get(one.query.root.name)
         has_failed = done.has_failed or done.is_held
-        asked = one.asked if has_failed else replace(one.asked, attempts=0, versions=_versions_in(root, done))
+        if done.is_unchanged and before is not None:
+            versions, figures = before.asked.versions, before.figures
+        else:
+            versions = _versions_in(root, done)
+            figures = metrics.gauges_of(done) if done.after is not None or before is None else before.figures
+        asked = one.asked if has_failed else replace(one.asked, attempts=0, versions=versions)
         totals = Counter(before.totals if before else {})
         totals.update(metrics.counters_of(done))
-        is_known = done.after is not None
         self._memory.queries[root.name] = Remembered(
             asked=asked,
             visited_seconds=self._clock.now_seconds(),
             has_failed=has_failed,
             status=done.status,
             team=root.policies.team,
-            figures=metrics.gauges_of(done) if is_known or before is None else before.figures,
+            figures=figures,
             totals=dict(totals),
         )
         if done.is_undecided:

@@ -66,6 +66,9 @@ class Visit:
     errors      of the steps that failed; the other steps were made
     failed      the verbs of these steps
     problems    the most urgent first
+
+    is_unchanged  only the files were listed: they are those of an earlier visit, which had nothing to do, and whose audit and
+                  problems are shown again
     """
 
     name: str
@@ -78,6 +81,7 @@ class Visit:
     problems: tuple[Problem, ...]
     requests: RequestCounts
     seconds: float
+    is_unchanged: bool = False
 
     @property
     def status(self) -> Status:

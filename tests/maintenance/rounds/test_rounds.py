@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from statekeeper.statestore.maintenance.rounds import rounds as module
 from statekeeper.statestore.maintenance.rounds.memory import Memory
 from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
+from statekeeper.statestore.maintenance.rounds.unchanged import WHOLE_VISIT_SECONDS
 from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
 from statekeeper.statestore.maintenance.verbs import config
 from statekeeper.statestore.maintenance.verbs.config import Configuration
@@ -54,28 +56,32 @@ class Fleet:
 
     def round(self, *, everything: bool = False) -> Round:
         """A round of a new process."""
+        with Memory.opened(self.state) as memory:
+            return self.rounds(memory).round(everything=everything)
+
+    def rounds(self, memory: Memory) -> Rounds:
+        """The rounds of one process."""
 
         def tell(notice: Notice, _: Configuration) -> bool:
             self.tell(notice)
             self.told.append(notice)
             return self.is_reachable
 
-        with Memory.opened(self.state) as memory:
-            return Rounds(
-                "fleet",
-                lambda: config.load(self.file),
-                lambda root, workers: Run(
-                    storage=open_storage(root.spec),
-                    policies=root.policies,
-                    by=maintainer(self.clock),
-                    scratch=self.folder,
-                    workers=workers,
-                ),
-                memory,
-                clock=self.clock,
-                command=("--config", str(self.file)),
-                tell=tell,
-            ).round(everything=everything)
+        return Rounds(
+            "fleet",
+            lambda: config.load(self.file),
+            lambda root, workers: Run(
+                storage=open_storage(root.spec),
+                policies=root.policies,
+                by=maintainer(self.clock),
+                scratch=self.folder,
+                workers=workers,
+            ),
+            memory,
+            clock=self.clock,
+            command=("--config", str(self.file)),
+            tell=tell,
+        )
 
     def visited(self, **how: bool) -> dict[str, Visit]:
         return {one.name: one for one in self.round(**how).visits}
@@ -383,6 +389,86 @@ def test_a_query_that_another_maintainer_holds_is_visited_soon_and_is_no_problem
     visited = fleet.visited()
     assert list(visited) == ["orders"]
     assert len(visited["orders"].taken.taken) == 2
+
+
+@pytest.fixture
+def idle(fleet: Fleet) -> Iterator[Callable[[], dict[str, Visit]]]:
+    """Sweeps of one process over a fleet that it knows, and in which nothing happens."""
+    for checkpoint in fleet.checkpoints.values():
+        checkpoint.grow(50)
+    with Memory.opened(fleet.state) as memory:
+        rounds = fleet.rounds(memory)
+
+        def swept() -> dict[str, Visit]:
+            fleet.clock.sleep(SWEEP_SECONDS)
+            return {one.name: one for one in rounds.round().visits}
+
+        assert all(one.taken.taken for one in swept().values())
+        assert not any(one.is_unchanged for one in swept().values())
+        yield swept
+
+
+def test_a_sweep_of_unchanged_queries_only_lists_their_files(
+    fleet: Fleet, idle: Callable[[], dict[str, Visit]]
+) -> None:
+    visited = idle()
+    assert set(visited) == set(NAMES)
+    for one in visited.values():
+        assert (one.is_unchanged, one.status) == (True, Status.OK)
+        assert (one.requests.total, one.requests.list) == (1, 1)
+    assert fleet.news() == []
+
+
+def test_what_an_unchanged_query_shows_stays_as_its_last_visit_measured_it(
+    fleet: Fleet, idle: Callable[[], dict[str, Visit]]
+) -> None:
+    def shown() -> dict[str, object]:
+        queries = json.loads(fleet.state.read_text())["queries"]
+        return {name: (one["figures"], one["status"], one["asked"]["versions"]) for name, one in queries.items()}
+
+    before = shown()
+    idle()
+    assert shown() == before
+
+
+@pytest.mark.parametrize("what", ["lost", "added", "replaced", "linked", "policy"])
+def test_whatever_changes_in_a_query_is_noticed_by_the_next_sweep(
+    fleet: Fleet, idle: Callable[[], dict[str, Visit]], what: str
+) -> None:
+    some = next((fleet.folder / "orders/state/0/1").glob("*.zip"))
+    match what:
+        case "lost":
+            fleet.lost("orders")
+        case "added":
+            (some.parent / "another").write_bytes(b"?")
+        case "replaced":
+            some.write_bytes(b"?" + some.read_bytes()[1:])
+        case "linked":
+            (some.parent / "link").symlink_to(some)
+        case "policy":
+            fleet.write("[roots.orders.snapshot]\nchangelogs = 40\n")
+    visited = idle()
+    assert {name for name, one in visited.items() if not one.is_unchanged} == {"orders"}
+    assert (visited["orders"].status is Status.OK) == (what != "replaced")
+
+
+def test_an_unchanged_query_is_visited_as_a_whole_each_day(fleet: Fleet, idle: Callable[[], dict[str, Visit]]) -> None:
+    hours = round(WHOLE_VISIT_SECONDS / SWEEP_SECONDS)
+    unchanged = [all(one.is_unchanged for one in idle().values()) for _ in range(hours + 1)]
+    assert unchanged.index(False) == hours - 1
+    assert unchanged[hours:] == [True]
+
+
+def test_a_query_with_files_in_the_grace_period_is_visited_as_a_whole(fleet: Fleet) -> None:
+    fleet.file.write_text(fleet.file.read_text().replace("grace = '1s'", "grace = '3h'"))
+    fleet.checkpoints["orders"].grow(50)
+    with Memory.opened(fleet.state) as memory:
+        rounds = fleet.rounds(memory)
+        unchanged = []
+        for _ in range(5):
+            fleet.clock.sleep(SWEEP_SECONDS)
+            unchanged.append(all(one.is_unchanged for one in rounds.round().visits))
+    assert unchanged == [False, False, False, False, True]
 
 
 def test_two_processes_do_not_share_a_memory_and_a_broken_one_is_rejected(fleet: Fleet) -> None:
