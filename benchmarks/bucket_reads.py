@@ -1,12 +1,14 @@
-"""CPU of reads and listings of a bucket, with `object_store` and with botocore, which makes those it cannot make.
+"""CPU of reads, listings and creates of a bucket, with `object_store` and with botocore, which makes those it cannot make.
 
-Both are the reads of `statekeeper`. The second bucket has an underscore in its name, and such a bucket is left to botocore.
+All are requests of `statekeeper`: without hedging in the calling thread, with hedging in an event loop. The last bucket has
+an underscore in its name, and such a bucket is left to botocore.
 The S3 server has a process of its own, so the CPU is that of the reader alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,34 +22,45 @@ from statekeeper.statestore.storage import Storage, StorageSpec, at_once, open_s
 _READS = 1_000
 _LISTED = 5_000
 _BYTES = b"x" * 400
+_NUMBERS = itertools.count()
 _WITH_BOTOCORE = "left_to_botocore"
 
 
 def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark."""
     with s3_process() as bucket:
-        storages = {"object_store": open_storage(bucket), "botocore": open_storage(_bucket_with_underscore(bucket))}
-        reads: dict[str, list[list[float]]] = {name: [] for name in storages}
-        listings: dict[str, list[list[float]]] = {name: [] for name in storages}
+        storages = {
+            "calling thread": open_storage(bucket, is_hurried=False),
+            "event loop": open_storage(bucket),
+            "botocore": open_storage(_bucket_with_underscore(bucket)),
+        }
+        _fill(storages["calling thread"])
+        _fill(storages["botocore"])
+        works: dict[str, tuple[Callable[[Storage], None], int]] = {
+            f"read of {len(_BYTES)} bytes": (_read, _READS),
+            f"listing of {_LISTED:,} objects": (_list, 1),
+            f"create of {len(_BYTES)} bytes": (_create, _READS),
+        }
+        samples: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in storages} for what in works}
         for storage in storages.values():
-            _fill(storage)
             _read(storage)  # connects
         for _ in range(options.rounds):
-            for name, storage in storages.items():
-                reads[name].append([_cpu_milliseconds(_read, storage) / _READS])
-                listings[name].append([_cpu_milliseconds(_list, storage)])
+            for what, (work, requests) in works.items():
+                for name, storage in storages.items():
+                    samples[what][name].append([_cpu_milliseconds(work, storage) / requests])
     rows = []
-    for what, samples in ((f"read of {len(_BYTES)} bytes", reads), (f"listing of {_LISTED:,} objects", listings)):
-        shown = [Spread.of([value for of_round in samples[name] for value in of_round]).shown(2) for name in storages]
-        rows.append([what, *shown, ratio(samples["botocore"], samples["object_store"]).shown(1, "x")])
+    for what, of_work in samples.items():
+        shown = [Spread.of([value for of_round in of_work[name] for value in of_round]).shown(2) for name in storages]
+        rows.append([what, *shown, ratio(of_work["botocore"], of_work["calling thread"]).shown(1, "x")])
     return [
         Table(
-            title="Reads of a bucket: milliseconds of CPU",
-            columns=["", *storages, "botocore / object_store"],
+            title="Requests to a bucket: milliseconds of CPU",
+            columns=["", *storages, "botocore / calling thread"],
             rows=rows,
             notes=[
-                f"{options.rounds} rounds. In each: {_READS:,} reads, eight at a time, and a listing of {_LISTED:,} "
-                "objects. No request is hedged.",
+                f"{options.rounds} rounds. In each: {_READS:,} reads and creates, eight at a time, and a listing of "
+                f"{_LISTED:,} objects. Calling thread: object_store without hedging, as maintenance uses it. Event loop: "
+                "with hedging, as jobs use it, where botocore makes the creates.",
                 "User and system time of all threads of the reading process. The S3 server is another process.",
             ],
         )
@@ -82,6 +95,13 @@ def _read(storage: Storage) -> None:
         storage.read(f"read/{number % 100}")
 
     at_once(read, range(_READS))
+
+
+def _create(storage: Storage) -> None:
+    def create(number: int) -> None:
+        storage.create(f"created/{next(_NUMBERS)}", _BYTES)
+
+    at_once(create, range(_READS))
 
 
 def _list(storage: Storage) -> None:

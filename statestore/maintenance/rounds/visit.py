@@ -67,7 +67,7 @@ class Visit:
     failed      the verbs of these steps
     problems    the most urgent first
 
-    is_unchanged  only the files were listed: they are those of an earlier visit, which had nothing to do, and whose audit and
+    is_unchanged  only the files were listed: they are those of an earlier visit, which had nothing to do. Its audit and its
                   problems are shown again
     """
 
