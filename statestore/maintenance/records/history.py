@@ -71,9 +71,11 @@ class TakenSnapshot(_Line):
     kept_tables: Count = 0
 
     def encode(self) -> Json:
-        """Encode the record as a JSON object. Durations are rounded to milliseconds."""
+        """Encode the record as a JSON object. Durations are rounded to milliseconds; `kept_tables` is written if there are
+        any."""
         durations = {name: round(getattr(self, name), 3) for name in ("restore_seconds", "seconds")}
-        return super().encode() | durations
+        body = super().encode() | durations
+        return body if self.kept_tables else {name: one for name, one in body.items() if name != "kept_tables"}
 
 
 class FailedSnapshot(_Line):

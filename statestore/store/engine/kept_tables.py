@@ -119,6 +119,8 @@ class KeptStore:
         *Guarantee*: `target` then has the bytes that were kept for this table. A file with other bytes is removed.
         """
         key = self._key(table)
+        if key is None:
+            return False
         for kept in self._kept(key):
             try:
                 target.hardlink_to(kept)
@@ -140,9 +142,9 @@ class KeptStore:
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             for table, path in tables:
-                if table.size_bytes > self._most_bytes or path.stat().st_size != table.size_bytes:
-                    continue
                 key = self._key(table)
+                if key is None or table.size_bytes > self._most_bytes or path.stat().st_size != table.size_bytes:
+                    continue
                 place = next(iter(self._kept(key)), None)
                 if place is None:
                     place = self._folder / f"{key}-{_digest(path, key)}.sst"
@@ -162,8 +164,11 @@ class KeptStore:
         for file in _files_of(self._folder):
             _remove(file.path)
 
-    def _key(self, table: Entry) -> str:
+    def _key(self, table: Entry) -> str | None:
+        """Return the key of a listed table; None if the listing does not show whether its bytes were replaced."""
         stamp = table.modified_at_seconds if table.etag is None else table.etag
+        if stamp is None:
+            return None
         return xxhash.xxh3_128_hexdigest(f"{self._url}\n{table.path}\n{table.size_bytes}\n{stamp!r}".encode())
 
     def _kept(self, key: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
     <user folder>/<root id>/<operator>-<partition>/      a `LocalCopyFolder`
     <user folder>/<root id>/batch-logs/                  a `storage.BatchLogCache`
+    <user folder>/kept-tables/                           `KeptTables`, which has its own sweep
     <user folder>/sweep.lock                             held during a sweep
     <user folder>/swept                                  its modification time is that of the last sweep
 

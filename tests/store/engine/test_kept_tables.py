@@ -121,6 +121,13 @@ def test_a_table_above_the_bound_is_not_kept(scratch: Path) -> None:
     assert kept_bytes(scratch) == 0
 
 
+def test_a_table_that_the_listing_does_not_identify_is_not_kept(scratch: Path) -> None:
+    one = Entry(table(1).path, 1_000, None)
+    keep(scratch, one, store="state/0/1")
+    assert kept_bytes(scratch) == 0
+    assert not has(scratch, one, store="state/0/1")
+
+
 def test_a_sweep_deletes_no_other_file(scratch: Path) -> None:
     keep(scratch, table(1), store="state/0/1")
     [kept] = scratch.rglob("kept-tables/*/*")
