@@ -15,10 +15,21 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format.names import VersionId
-from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES, Taken, TakeSnapshot, execute_all
+from statekeeper.statestore.maintenance.rounds.visit import Visit, visit
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.upkeep.snapshot import (
+    KEPT_BYTES,
+    SnapshotPolicy,
+    Taken,
+    TakeSnapshot,
+    execute_all,
+)
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.store.engine import kept_tables
 from tests.support.checkpoints import Checkpoint
+from tests.support.maintainers import MAINTAINER
 from tests.support.mounts import fill, small_disk
 from tests.support.s3_server import S3Server
 from tests.support.snapshots import planned
@@ -233,3 +244,26 @@ def test_a_folder_of_another_user_is_not_used(maintained: Maintained, tmp_path: 
     for folder in maintained.scratch.glob("statekeeper-*"):
         folder.chmod(0o777)
     assert maintained.snapshot().kept_tables == 0
+
+
+def test_the_read_of_a_base_before_a_deletion_reads_each_of_its_tables_from_storage(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    made = Maintained(s3_server, tmp_path)
+    policies = Policies(
+        SnapshotPolicy(changelogs=CHANGELOGS), RetentionPolicy(versions=1, grace_seconds=0.0), mode=Mode.FULL
+    )
+    tables, fetched = [], []
+    for _ in range(3):
+        made.checkpoint.grow(CHANGELOGS)
+        run = Run(storage=made.storage, policies=policies, by=MAINTAINER, scratch=made.scratch, kept_bytes=KEPT_BYTES)
+        visits: list[Visit] = []
+        fetched.append(
+            made.server.fetched(made.bucket, lambda run=run, visits=visits: visits.append(visit("root", run)))
+        )
+        [[taken]] = [one.taken.taken for one in visits]
+        assert visits[0].deleted
+        tables.append(taken.tables)
+        assert taken.kept_tables == taken.tables - taken.new_tables
+    assert [one["sst"] for one in fetched] == tables
+    made.assert_right(tmp_path / "fresh")
