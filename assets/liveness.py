@@ -24,7 +24,7 @@ FORMAT = 1
 DEAD_SECONDS = 120.0
 """Time without a beat after which a run is dead: several beats."""
 
-START_SECONDS = 900.0
+START_SECONDS = 600.0
 """Time after which a run that is still starting is dead: longer than a pod waits for a new node. Dagster's run monitoring,
 if it is enabled, ends it earlier."""
 

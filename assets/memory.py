@@ -22,7 +22,7 @@ from statekeeper.assets import metadata
 from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_TAG
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.base.redaction import printable, redacted
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import Record
 from statekeeper.statestore.maintenance.rounds.notices import (
@@ -116,7 +116,7 @@ def tell(
         look.subject,
         known.told,
         look.status,
-        look.text,
+        printable(look.text),
         now_seconds=SystemClock().now_seconds(),
         is_certain=look.is_certain,
         policies=policies,
@@ -135,7 +135,7 @@ def tell_run(context: Any, names: Names, key: dg.AssetKey, run: dg.DagsterRun, e
     known = read(context.instance, key, subject)
     if error is None and known.told is None:
         return
-    look = Look(subject, Status.OK if error is None else Status.ERROR, error or "its newest run succeeded")
+    look = Look(subject, Status.OK if error is None else Status.ERROR, redacted(error or "its newest run succeeded"))
     for event in tell(context, names, key, known, look, None, Configuration(), run=run):
         context.instance.report_runless_asset_event(event)
 

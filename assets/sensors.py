@@ -79,7 +79,7 @@ def sensors(
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
         description="Reports runs of this fleet without a sign of life for two minutes, or that do not start within "
-        "15 minutes, as failed, so that changelog_tail retries them.",
+        "ten minutes, as failed, so that changelog_tail retries them.",
     )
     def dead_runs(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         return _report_dead(context, watched)
@@ -145,6 +145,7 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
             now_seconds=now,
             schedule=query.root.policies.schedule,
             sweep=_sweep(query, before.get(name), now),
+            has_died=name in died,
         )
         for name, query in found.queries.items()
     }

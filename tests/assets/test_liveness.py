@@ -36,11 +36,11 @@ def test_a_run_with_a_new_beat_lives_also_if_the_clock_of_its_machine_is_wrong()
     assert dead_after((at, {"a": str(-at), "b": "1"}) for at in range(0, 150, 30))[-1] == {"b"}
 
 
-def test_a_run_that_does_not_start_is_dead_after_a_quarter_of_an_hour() -> None:
-    minutes = range(0, 960, 60)
-    assert dead_after((at, {"a": STARTING}) for at in minutes) == [*[set()] * 15, {"a"}]
-    started = [(at, {"a": STARTING if at < 840 else ""}) for at in minutes]
-    assert dead_after(started) == [set()] * 16, "from its start on, its beats count"
+def test_a_run_that_does_not_start_is_dead_after_ten_minutes() -> None:
+    minutes = range(0, 660, 60)
+    assert dead_after((at, {"a": STARTING}) for at in minutes) == [*[set()] * 10, {"a"}]
+    started = [(at, {"a": STARTING if at < 540 else ""}) for at in minutes]
+    assert dead_after(started) == [set()] * 11, "from its start on, its beats count"
 
 
 @pytest.mark.parametrize("gap", [91, 3_600, -60])

@@ -323,7 +323,7 @@ def test_only_runs_without_a_sign_of_life_are_reported_as_failed_on_any_machine(
     assert [status_of(instance, run_id) for run_id in dead] == [DagsterRunStatus.FAILURE] * 3
     assert status_of(instance, of_earlier_build) is DagsterRunStatus.STARTED
     assert status_of(instance, starting) is DagsterRunStatus.STARTING
-    assert "1 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=900)
+    assert "1 of them were dead" in reaped(fleet, instance, monkeypatch, seconds=600)
     assert status_of(instance, starting) is DagsterRunStatus.FAILURE, "it would keep its queries from being maintained"
 
 

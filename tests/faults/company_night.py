@@ -543,6 +543,9 @@ def ticks() -> dg.SkipReason:
 """
 
 
+_OF_COMPANY = ("ticks", "changelog_tail", "each_five_minutes", "nightly_sweep")
+
+
 class Dagster(Maintainer):
     """The company's instance: a code server, a daemon, and the runs."""
 
@@ -679,6 +682,11 @@ class Dagster(Maintainer):
         left = [one.tick_id for name in ("ticks", "changelog_tail") for one in self._instance.get_ticks("theirs", name)]
         if sorted(left) != sorted(self._ticks):
             found.append(f"the foreign ticks were {self._ticks} and are {left}")
+        for state in self._instance.all_instigator_state():
+            if state.name in _OF_COMPANY and not state.is_running:
+                found.append(f"the foreign {state.name} is {state.status.value}")
+            if state.name == "ticks" and not self._instance.get_ticks(state.instigator_origin_id, state.selector_id):
+                found.append("the foreign sensor has no tick")
         return found
 
 

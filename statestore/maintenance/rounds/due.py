@@ -23,10 +23,16 @@ from statekeeper.statestore.maintenance.verbs.config import Schedule, window_tex
 FORMAT = 1
 _FIRST_PAUSE_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 3600.0
+_PAUSE_AFTER_DEATHS_SECONDS = 240.0
+_DEATHS = 6
+"""The runs that may die with a query before its pauses grow: a machine or a daemon that is restarted several times kills
+the runs of healthy queries, too."""
 _LEAST_SHARE = 10
 _MINUTES_OF_A_DAY = 24 * 60
 _FEWER = 4
 """After each run that died, a run has so many times fewer of its queries."""
+_RUNS_OF_SUSPECTS = 2
+"""The most such runs of the same size at a look."""
 
 
 class Last(Enum):
@@ -166,11 +172,12 @@ def decide(
     now_seconds: float,
     schedule: Schedule = _ALWAYS,
     sweep: tuple[float, float] | None = None,
+    has_died: bool = False,
 ) -> Ask | Wait:
     """Decide whether a query whose head is `version` is due. Pure.
 
     `schedule`: when a run may start. `sweep`: the time since the newest run, and after which the next one follows, also
-    without new versions, in seconds.
+    without new versions, in seconds. `has_died`: the newest run did not end by itself.
     """
     if asked is None:
         asked = _NEVER
@@ -184,7 +191,7 @@ def decide(
     if last is Last.FAILED or (last is Last.NONE and asked.attempts):
         # Also a nightly run that failed is retried before the next night.
         attempts = max(asked.attempts, 1)
-        pause = pause_seconds(attempts)
+        pause = pause_seconds(attempts, has_died=has_died)
         left = asked.at_seconds + pause - now_seconds
         # If the clock was set back, `left` exceeds the pause: do not wait.
         if 0 < left <= pause:
@@ -231,15 +238,21 @@ def batches(asks: Mapping[str, Ask], died: Mapping[str, int], *, most: int) -> l
     """Return the queries of the next runs, in each run those with the most new versions first. Pure.
 
     At most `most` queries share a run; the others are due at the next look. `died`: the attempts of the queries with which
-    a run died. One of them may be the cause. So they get a run of their own, and each time fewer of them share it.
+    a run died. One of them may be the cause. So they get runs of their own, and each time fewer of them share one. Queries
+    with which more runs died do not make the runs of the others smaller: a machine that was restarted kills the runs of
+    all queries.
     """
     worst_first = sorted(asks.items(), key=lambda item: -item[1].new)
-    suspects = [(name, ask) for name, ask in worst_first if name in died]
-    share = most // _FEWER ** max((died[name] for name, _ in suspects), default=0)
-    chosen = [(name, ask) for name, ask in worst_first if name not in died][:most], suspects[: max(1, share)]
+    chosen = [[(name, ask) for name, ask in worst_first if name not in died][:most]]
+    shares = {name: max(1, most // _FEWER ** died[name]) for name in asks if name in died}
+    for share in sorted(set(shares.values()), reverse=True):
+        suspects = [(name, ask) for name, ask in worst_first if shares.get(name) == share]
+        chosen += [suspects[start : start + share] for start in range(0, len(suspects), share)][:_RUNS_OF_SUSPECTS]
     return [dict(one) for one in chosen if one]
 
 
-def pause_seconds(attempts: int) -> float:
-    """The pause after so many failed runs: 1 minute, 4 minutes, 16 minutes, then 1 hour."""
-    return min(_FIRST_PAUSE_SECONDS * 4.0 ** (attempts - 1), _LONGEST_PAUSE_SECONDS)
+def pause_seconds(attempts: int, *, has_died: bool = False) -> float:
+    """The pause after so many failed runs: 1 minute, 4 minutes, 16 minutes, then 1 hour. If the newest one died, it is at
+    most 4 minutes after up to six of them."""
+    longest = _PAUSE_AFTER_DEATHS_SECONDS if has_died and attempts <= _DEATHS else _LONGEST_PAUSE_SECONDS
+    return min(_FIRST_PAUSE_SECONDS * 4.0 ** (attempts - 1), longest)

@@ -147,6 +147,14 @@ def test_a_failed_run_is_requested_again_after_a_growing_pause_even_without_comm
     assert waits == [60, 240, 960, 3600, 3600, 3600]
 
 
+def test_a_query_whose_runs_die_is_retried_each_four_minutes_before_the_pauses_grow() -> None:
+    pauses = [pause_seconds(attempts, has_died=True) for attempts in range(1, 8)]
+    assert pauses == [60, 240, 240, 240, 240, 240, 3600]
+    asked = Asked(9, 3, NOW - 240)
+    assert isinstance(decide(9, asked, Last.FAILED, long_tail=50, now_seconds=NOW, has_died=True), Ask)
+    assert isinstance(decide(9, asked, Last.FAILED, long_tail=50, now_seconds=NOW), Wait)
+
+
 def test_new_versions_do_not_shorten_the_pause_after_a_failure() -> None:
     assert isinstance(decided(10_000, Asked(20, 2, NOW), Last.FAILED, NOW + 100), Wait)
 
@@ -180,10 +188,21 @@ def test_the_queries_of_a_run_that_died_share_no_run_with_others_and_each_time_w
     sizes = [
         [len(one) for one in batches(due_now, dict.fromkeys(suspects, attempts), most=25)] for attempts in (1, 2, 3, 99)
     ]
-    assert sizes == [[4, 6], [4, 1], [4, 1], [4, 1]]
-    healthy, isolated = batches(due_now, dict.fromkeys(suspects, 1), most=25)
+    assert sizes == [[4, 6, 6], [4, 1, 1], [4, 1, 1], [4, 1, 1]]
+    healthy, isolated, _ = batches(due_now, dict.fromkeys(suspects, 1), most=25)
     assert set(healthy).isdisjoint(suspects)
     assert list(isolated) == suspects[:6]
+
+
+def test_queries_with_which_several_runs_died_do_not_delay_the_others() -> None:
+    due_now = asks(**{f"q{number:02d}": 100 - number for number in range(12)})
+    died = {name: 3 if name < "q04" else 1 for name in due_now}
+    assert [list(one) for one in batches(due_now, died, most=25)] == [
+        [f"q{number:02d}" for number in range(4, 10)],
+        ["q10", "q11"],
+        ["q00"],
+        ["q01"],
+    ]
 
 
 def test_without_a_due_query_there_is_no_run() -> None:
