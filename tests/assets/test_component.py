@@ -30,6 +30,7 @@ from statekeeper.dagster import FleetComponent, build_definitions
 from statekeeper.resources.fleet import FLEET_TAG
 from tests.support.companies import ASSETS, HOME, PIPELINES, RESOURCES, Company, files
 from tests.support.entry_points import ROCKSDB
+from tests.support.pages import Page
 from tests.support.running import REPOSITORY
 from tests.support.unpacked import unpacked
 
@@ -76,6 +77,8 @@ ATTRIBUTES = """
     kinds: [spark]
 """
 
+PAGE = Page.of("how-to/dagster-component.md")
+
 OPTIONS = {"translation": "translate", "webhook_env": "webhook"}
 """The attributes of the component with another name than the option of `build_definitions`."""
 
@@ -119,15 +122,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("DAGSTER_HOME", str(home))
         made = Project(folder)
+        scaffold = PAGE.command("dg scaffold defs")
+        assert scaffold.endswith("payments --url s3://bucket/orders/checkpoint --query orders")
         made.dg(
-            "scaffold",
-            "defs",
-            "statekeeper.dagster.FleetComponent",
-            "payments",
-            "--url",
-            "checkpoint",
-            "--query",
-            "clicks",
+            *scaffold.replace("s3://bucket/orders/checkpoint", "checkpoint").replace("orders", "clicks").split()[1:]
         )
         with (made.component / "defs.yaml").open("a") as file:
             file.write(ATTRIBUTES)
@@ -136,20 +134,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 def test_dg_scaffolds_a_component_that_only_reads_its_checkpoints(project: Project) -> None:
     written = yaml.safe_load((project.component / "defs.yaml").read_text().removesuffix(ATTRIBUTES))
-    assert written == {
-        "type": "statekeeper.dagster.FleetComponent",
-        "attributes": {"name": "payments", "config": "statekeeper.toml"},
-    }
+    assert written == yaml.safe_load(PAGE.file("defs.yaml"))
     configuration = tomllib.loads((project.component / "statekeeper.toml").read_text())
-    assert configuration == {
-        "defaults": {"mode": "observe"},
-        "roots": {"clicks": {"url": str(project.folder / "checkpoint")}},
-    }
+    shown = tomllib.loads(PAGE.file("statekeeper.toml"))
+    assert shown["roots"] == {"orders": {"url": "s3://bucket/orders/checkpoint"}}
+    assert configuration == {**shown, "roots": {"clicks": {"url": str(project.folder / "checkpoint")}}}
 
 
 def test_dg_checks_and_lists_the_definitions(project: Project) -> None:
-    project.dg("check", "defs")
-    found = json.loads(project.dg("list", "defs", "--json"))
+    project.dg(*PAGE.command("dg check defs").split()[1:])
+    found = json.loads(project.dg(*PAGE.command("dg list defs").split()[1:], "--json"))
     assets = {one["asset_key"]: one for one in found["assets"]}
     assert {"snapshot", "payments/snapshot", "payments/retention"} <= set(assets)
     ours = assets["payments/lineage"]

@@ -29,6 +29,7 @@ from statekeeper.resources.fleet import FLEET_TAG
 from statekeeper.statestore.maintenance.verbs import config
 from tests.support.companies import HOME, Company, files
 from tests.support.entry_points import ROCKSDB
+from tests.support.pages import Page
 from tests.support.running import REPOSITORY, free_port
 from tests.support.unpacked import unpacked
 
@@ -147,6 +148,11 @@ def test_the_values_have_the_keys_of_the_chart_and_start_the_same_definitions() 
     assert {one["name"] for one in deployment["volumes"]} == {one["name"] for one in deployment["volumeMounts"]}
     (server,) = yaml.safe_load((EXAMPLE / "workspace.yaml").read_text())["load_from"]
     assert (server["grpc_server"]["host"], server["grpc_server"]["port"]) == (deployment["name"], deployment["port"])
+
+
+def test_the_page_starts_the_same_command_on_a_virtual_machine() -> None:
+    started = Page.of("how-to/own-code-location.md").command("dagster code-server start")
+    assert started.replace("examples/own-code-location/", "/opt/statekeeper/").split() == command()
 
 
 def test_the_container_copies_files_that_exist() -> None:

@@ -77,9 +77,9 @@ class S3Server:
         self._thread.join()
         self._server.server_close()
 
-    def make_bucket(self) -> str:
+    def make_bucket(self, name: str | None = None) -> str:
         """The name of a new, empty bucket."""
-        name = f"bucket-{next(_BUCKET_NUMBERS)}"
+        name = name or f"bucket-{next(_BUCKET_NUMBERS)}"
         self._ask("PUT", f"/{name}")
         return name
 
