@@ -86,7 +86,13 @@ class KeptTables:
             return None
         self._sweep_if_due(folder, 0)
         place = folder / xxhash.xxh3_64_hexdigest(f"{url}\n{store}".encode())
-        return KeptStore(place, url, self._most_bytes, self._clock, lambda added: self._sweep_if_due(folder, added))
+        return KeptStore(
+            place,
+            url,
+            most_bytes=self._most_bytes,
+            clock=self._clock,
+            added=lambda added: self._sweep_if_due(folder, added),
+        )
 
     def clear(self) -> bool:
         """Remove all kept tables, for a full disk. Returns whether there were any."""
@@ -110,7 +116,7 @@ class KeptTables:
 class KeptStore:
     """The kept tables of one store. Thread-safe."""
 
-    def __init__(self, folder: Path, url: str, most_bytes: int, clock: Clock, added: Callable[[int], None]) -> None:
+    def __init__(self, folder: Path, url: str, *, most_bytes: int, clock: Clock, added: Callable[[int], None]) -> None:
         self._folder, self._url, self._most_bytes, self._clock, self._added = folder, url, most_bytes, clock, added
 
     def link(self, table: Entry, target: Path) -> bool:

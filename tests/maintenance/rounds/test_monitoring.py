@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +23,9 @@ from statekeeper.statestore.maintenance.rounds.due import Asked
 from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
 from statekeeper.statestore.maintenance.rounds.notices import Told
 from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.storage import open_storage
+from tests.support.checkpoints import Checkpoint
+from tests.support.running import REPOSITORY, free_port
 
 MONITORING = Path(__file__).parents[3] / "monitoring"
 RULES, DASHBOARD = MONITORING / "alerts.yaml", MONITORING / "dashboard.json"
@@ -102,3 +110,50 @@ tests:
         ["promtool", "test", "rules", str(tmp_path / "test.yaml")], text=True, capture_output=True, check=False
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
+)
+def test_a_damaged_root_fires_its_alert_in_a_prometheus_that_scrapes_the_process(tmp_path: Path) -> None:
+    damaged = Checkpoint(open_storage(str(tmp_path / "orders")), tmp_path / "job")
+    damaged.grow(3)
+    max((tmp_path / "orders/state/0/0").glob("*.changelog")).unlink()
+    (tmp_path / "prod.toml").write_text('[roots.orders]\nurl = "orders"\nmode = "observe"\nteam = "payments"\n')
+    own, theirs = free_port(), free_port()
+    (tmp_path / "alerts.yaml").write_text(re.sub(r"for: \d+\w", "for: 1s", RULES.read_text()))
+    (tmp_path / "prometheus.yaml").write_text(f"""
+global: {{ scrape_interval: 1s, evaluation_interval: 1s }}
+rule_files: [alerts.yaml]
+scrape_configs:
+  - job_name: statekeeper
+    static_configs: [{{ targets: ["127.0.0.1:{own}"] }}]
+""")
+    maintain = ["--config", "prod.toml", "maintain", "--all", "--watch", "5s", "--state", "state.json", "--listen"]
+    server = ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data"]
+    commands = (
+        [sys.executable, "-m", "statekeeper", *maintain, f"127.0.0.1:{own}"],
+        [*server, f"--web.listen-address=127.0.0.1:{theirs}"],
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    alerts: dict[str, dict[str, str]] = {}
+    with ExitStack() as started:
+        processes = [
+            started.enter_context(
+                subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            )
+            for command in commands
+            for log in [started.enter_context((tmp_path / f"{len(command)}.log").open("w"))]
+        ]
+        for process in processes:
+            started.callback(process.terminate)
+        while "StatekeeperQueryDamaged" not in alerts:
+            assert [process.poll() for process in processes] == [None, None], processes
+            time.sleep(0.2)
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{theirs}/api/v1/alerts") as answer:
+                firing = (one for one in json.load(answer)["data"]["alerts"] if one["state"] == "firing")
+                alerts = {one["labels"]["alertname"]: {**one["labels"], **one["annotations"]} for one in firing}
+    found = alerts["StatekeeperQueryDamaged"]
+    assert (found["team"], found["query"], found["severity"]) == ("payments", "orders", "critical")
+    assert found["action"] == "Run: statekeeper --config /etc/statekeeper/prod.toml audit orders"
+    assert "StatekeeperNotMaintained" not in alerts
