@@ -118,11 +118,10 @@ def of_configuration(context: dg.AssetExecutionContext, names: Names, fleet: Fle
         status, text = rounds.of_configuration(configuration)
         error = None
     except BadConfiguration as found:
-        configuration, status, text, error = fleet.readable_configuration(), Status.ERROR, str(found), found
-    owned = next((one.owned for one in configuration.broken.values()), None) if error else configuration.defaults
+        configuration, status, text, error = fleet.people(), Status.ERROR, str(found), found
     known = memory.read(context.instance, context.asset_key, fleet.label)
     look = Look(fleet.label, status, text)
-    yield from memory.tell(context, names, context.asset_key, known, look, owned, configuration)
+    yield from memory.tell(context, names, context.asset_key, known, look, configuration.defaults, configuration)
     if error is not None:
         tag_run(context.instance, context.run.run_id, {TOLD_TAG: "true"})
         raise dg.Failure(text) from error

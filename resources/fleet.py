@@ -7,7 +7,6 @@ from pathlib import Path
 import dagster as dg
 
 from statekeeper.resources.worker import Worker, tag_run
-from statekeeper.statestore.base.errors import BadConfiguration
 from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES
@@ -87,12 +86,9 @@ class Fleet(dg.ConfigurableResource):
         """The configuration. Raises `BadConfiguration`."""
         return config.load(Path(self.config_file))
 
-    def readable_configuration(self) -> Configuration:
-        """What can be read of an invalid configuration: it may name the people to tell."""
-        try:
-            return config.load_all(Path(self.config_file))
-        except BadConfiguration:
-            return Configuration()
+    def people(self) -> Configuration:
+        """What an invalid configuration says of the people to tell."""
+        return config.people_of(Path(self.config_file))
 
     def discover(self) -> fleet.Fleet:
         """Find the checkpoints. Raises `BadConfiguration`."""

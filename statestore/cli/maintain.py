@@ -44,7 +44,7 @@ from statekeeper.statestore.maintenance.rounds.memory import Memory
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
 from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
-from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root, fleet_name
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root, fleet_name, people_of
 from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.storage import open_storage
 
@@ -195,6 +195,7 @@ def maintain(
             run_of,
             memory,
             clock=process.clock,
+            people=lambda: people_of(_configuration_file(ctx)),
             command=_before_the_verb(ctx),
             tell=tell,
             visited=shown.visited,

@@ -968,9 +968,9 @@ THROUGH: Mapping[str, type[Maintainer]] = {one.name: one for one in (Dagster, Wa
 
 SMALL = Shape(
     per_team=3,
-    seconds=12.0,
+    seconds=10.0,
     batch_seconds=1.5,
-    kill_seconds=(7.0, 8.0),
+    kill_seconds=(6.0, 7.0),
     told_kills=1.0,
     watch_seconds=1,
     sweep_seconds=4,

@@ -69,7 +69,7 @@ class Told:
     since_seconds   when the status began, since the epoch
     told_seconds    time of the newest notice
     doubtful        the status that the last look found and that the next one must confirm; None without doubt
-    team, owner     of the newest notice: they also get the end of a problem of a query that no configuration names any more
+    team, owner     of the newest notice: they get the end of the problem, also if the configuration has changed since
     unsent          the newest notice until a channel has accepted it
     """
 
@@ -115,7 +115,10 @@ def next_notice(
     looks find it. `policies`: of the subject; None if no configuration names it any more. `run`: of the notice.
     `reminder_seconds`: least time between two reminders.
     """
-    team, owner = (policies.team, policies.owner) if policies else (told.team, told.owner) if told else ("", "")
+    team, owner = (policies.team, policies.owner) if policies else ("", "")
+    if told is not None and (policies is None or (status is Status.OK and told.team)):
+        # The people who know of the problem are told of its end.
+        team, owner = told.team, told.owner
     before = told.status if told else Status.OK
     if status > before and not is_certain and (told is None or told.doubtful is None):
         doubted = told or Told(status=Status.OK, since_seconds=now_seconds, told_seconds=now_seconds)

@@ -77,6 +77,7 @@ class Rounds:
 
     name          of the fleet
     configured    reads the configuration; raises `BadConfiguration`
+    people        what an invalid configuration says of the people to tell, as long as no valid one is known
     run_of        the run of a visit, with the share of the machine that it may use: (root, workers)
     command       options that a pasted command needs before its verb, such as `--config`
     tell          sends a notice to people, and returns whether it was sent; if not, the next look sends it again
@@ -92,6 +93,7 @@ class Rounds:
         memory: Memory,
         *,
         clock: Clock,
+        people: Callable[[], Configuration] = Configuration,
         command: tuple[str, ...] = (),
         tell: Callable[[Notice, Configuration], bool] = lambda notice, configuration: True,
         visited: Callable[[Visit], None] = lambda visit: None,
@@ -99,7 +101,7 @@ class Rounds:
         workers: int = WORKERS,
     ) -> None:
         self._name, self._configured, self._run_of, self._memory, self._clock = name, configured, run_of, memory, clock
-        self._command, self._tell, self._visited = command, tell, visited
+        self._people, self._command, self._tell, self._visited = people, command, tell, visited
         self._sweep_seconds, self._workers = sweep_seconds, workers
         self._newest = Configuration()
         self._reads = Reads(clock)
@@ -155,6 +157,8 @@ class Rounds:
         try:
             self._newest = self._configured().keeping(self._newest)
         except BadConfiguration as error:
+            if not self._newest.files:
+                self._newest = self._people()
             self._look(self._name, Status.ERROR, str(error))
         else:
             self._look(self._name, *of_configuration(self._newest))

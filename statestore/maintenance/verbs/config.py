@@ -587,6 +587,16 @@ def load(path: Path) -> Configuration:
     return found
 
 
+def people_of(path: Path) -> Configuration:
+    """Return what an invalid configuration says of the people to tell: their channels, and their team as the defaults."""
+    try:
+        found = load_all(path)
+    except BadConfiguration:
+        return Configuration()
+    owned = next((one.owned for one in found.broken.values()), Policies())
+    return Configuration(defaults=owned, teams=found.teams)
+
+
 def load_all(path: Path) -> Configuration:
     """Read configuration files as `load`; if no file can be used, all are in `broken`. Raises `BadConfiguration` without a
     file."""

@@ -79,6 +79,7 @@ class Fleet:
             ),
             memory,
             clock=self.clock,
+            people=lambda: config.people_of(self.file),
             command=("--config", str(self.file)),
             tell=tell,
         )
@@ -292,6 +293,16 @@ def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fl
         rounds.round()
     assert [(one.subject, one.now) for one in told] == [("fleet", Status.ERROR), ("fleet", Status.OK)]
     assert str(fleet.file) in told[0].text
+
+
+def test_an_invalid_file_is_told_to_its_team_also_if_no_valid_one_is_known(fleet: Fleet) -> None:
+    fleet.write("[roots.orders\n")
+    fleet.file.write_text(f'[defaults]\nteam = "a"\n{fleet.file.read_text()}')
+    fleet.round()
+    assert fleet.news() == ["a: fleet OK -> ERROR"]
+    fleet.write()
+    fleet.round()
+    assert fleet.news() == ["a: fleet ERROR -> OK"], "the people who know of the problem"
 
 
 def test_a_broken_file_or_root_is_told_to_its_owner_and_stops_no_other_query(fleet: Fleet) -> None:
