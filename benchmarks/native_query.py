@@ -5,6 +5,7 @@ Holds two sets of settings: Spark's defaults, and those that `docs/how-to/spark-
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -90,11 +91,12 @@ class NativeQuery:
     def run(self, batches: int, trigger_seconds: float = 0, begin: Callable[[], None] = lambda: None) -> int:
         """Start the query, and stop it after at least this many batches.
 
-        Calls `begin` when the first batch after the start is committed. Returns the number of batches since then.
+        Calls `begin` when the first batch after the start is committed. Returns the number of batches since its end.
         """
         query = self.start(trigger_seconds)
         first = _newest_batch(query, -1)
         begin()
+        first = _newest_batch(query, first)
         newest = _newest_batch(query, first + batches)
         query.stop()
         return newest - first
@@ -148,17 +150,56 @@ class VerbRun:
     cpu_seconds: float
 
 
-def statekeeper(arguments: Iterable[str], server: S3Server | None = None) -> VerbRun:
-    """Run a verb in a process of its own."""
+def environment(server: S3Server | None) -> dict[str, str]:
+    """Return the environment of a process that has access to the server."""
     access = {
         "AWS_ACCESS_KEY_ID": CREDENTIALS["key"],
         "AWS_SECRET_ACCESS_KEY": CREDENTIALS["secret"],
         "AWS_REGION": CREDENTIALS["region"],
-        **({"AWS_ENDPOINT_URL": server.endpoint} if server else {}),
     }
+    return {**os.environ, **access, **({"AWS_ENDPOINT_URL": server.endpoint} if server else {})}
+
+
+class Resident:
+    """A process `statekeeper maintain --watch` over one checkpoint, in mode full."""
+
+    def __init__(self, folder: Path, root: str, server: S3Server, *, watch_seconds: float) -> None:
+        self._state = folder / "state.json"
+        configuration = folder / "fleet.toml"
+        configuration.write_text(f'[roots.query]\nurl = "{root}"\nmode = "full"\n')
+        command = [sys.executable, "-m", "statekeeper", "--config", str(configuration), "maintain", "--all"]
+        command += ["--watch", f"{watch_seconds:g}s", "--state", str(self._state)]
+        self._log = (folder / "maintain.log").open("w")
+        self._process = subprocess.Popen(
+            command, env=environment(server), stdout=self._log, stderr=subprocess.STDOUT, text=True
+        )
+
+    def visits(self) -> int:
+        """Return the number of its visits to the query."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the process ended: {Path(self._log.name).read_text()}")
+        if not self._state.exists():
+            return 0
+        queries = json.loads(self._state.read_text())["queries"]
+        return int(queries["query"]["totals"]["visits"]) if "query" in queries else 0
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU that it has used."""
+        after_name = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+        self._log.close()
+
+
+def statekeeper(arguments: Iterable[str], server: S3Server | None = None) -> VerbRun:
+    """Run a verb in a process of its own."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     command = [sys.executable, "-m", "statekeeper", *arguments]
-    done = subprocess.run(command, env={**os.environ, **access}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(server), capture_output=True, text=True, check=False)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
