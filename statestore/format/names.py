@@ -250,29 +250,30 @@ class StorePath:
         return self.folder
 
 
+_PLACE = re.compile(rf"{STATE}/(0|[1-9][0-9]{{0,9}})/(0|[1-9][0-9]{{0,9}})/(.*)", re.DOTALL)
+
+
 def parse_place(path: str, provider: Provider = Provider.ROCKSDB) -> tuple[StorePath, str] | None:
     """Split a path relative to the checkpoint into its store and the name inside the store; None for a path in no
     store.
 
     Accepts only paths that a store writes: not `state/00/0/…` and `state/0/0/default/…`.
     """
-    match path.split("/"):
-        case [folder, operator, partition, *inside] if folder == STATE and _are_store(operator, partition):
-            pass
-        case _:
-            return None
-    store = DEFAULT_STORE
-    if len(inside) > 1 and f"{inside[0]}/" not in (TABLES, ARCHIVED_LOGS):
-        store, *inside = inside
-    if not inside or "_metadata" in (store, inside[0]):
+    found = _PLACE.fullmatch(path)
+    if found is None:
         return None
-    place, name = StorePath(int(operator), int(partition), store, provider), "/".join(inside)
-    return (place, name) if f"{place.folder}/{name}" == path else None
-
-
-def _are_store(operator: str, partition: str) -> bool:
-    is_number = all(text.isascii() and text.isdecimal() and len(text) <= 10 for text in (operator, partition))
-    return is_number and int(operator) <= LARGEST_NUMBER and int(partition) < MOST_PARTITIONS
+    operator, partition, name = int(found[1]), int(found[2]), found[3]
+    if operator > LARGEST_NUMBER or partition >= MOST_PARTITIONS:
+        return None
+    store, (first, slash, rest) = DEFAULT_STORE, name.partition("/")
+    if slash and f"{first}/" not in (TABLES, ARCHIVED_LOGS):
+        if first == DEFAULT_STORE:
+            return None
+        store, name = first, rest
+        first = name.partition("/")[0]
+    if "_metadata" in (store, first):
+        return None
+    return StorePath(operator, partition, store, provider), name
 
 
 def is_store_name(name: str) -> bool:
