@@ -154,7 +154,7 @@ def maintain(
     ctx = click.get_current_context()
     keeps = watch is not None or once
     name = fleet or fleet_name(_configuration_file(ctx))
-    process = this_process()
+    process, command = this_process(), _before_the_verb(ctx)
 
     def configured() -> Configuration:
         found = configuration_of(ctx)
@@ -188,7 +188,7 @@ def maintain(
 
     shown = _Shown(output, process.clock.now_seconds, lines=watch is not None)
     with Memory.opened((state or _state_file(ctx)) if keeps else None) as memory:
-        registry = metrics.registry(name, memory) if metrics_file or listen else None
+        registry = metrics.registry(name, memory, command) if metrics_file or listen else None
         rounds = Rounds(
             name,
             configured,
@@ -196,7 +196,7 @@ def maintain(
             memory,
             clock=process.clock,
             people=lambda: people_of(_configuration_file(ctx)),
-            command=_before_the_verb(ctx),
+            command=command,
             tell=tell,
             visited=shown.visited,
             sweep_seconds=sweep,

@@ -29,6 +29,8 @@ _DEATHS = 6
 the runs of healthy queries, too."""
 _LEAST_SHARE = 10
 _MINUTES_OF_A_DAY = 24 * 60
+_LEAST_OPEN_MINUTES = 15.0
+"""A run that becomes due less than this before its window closes may miss it, because a look at the queries takes time."""
 _FEWER = 4
 """After each run that died, a run has so many times fewer of its queries."""
 _RUNS_OF_SUSPECTS = 2
@@ -215,18 +217,37 @@ def closed_because(schedule: Schedule, newest_seconds: float, now_seconds: float
     """Return why no run may start at a time; None if one may. `newest_seconds`: start of the newest run; 0 without one.
     Pure."""
     if schedule.window is not None:
-        start, end = schedule.window
-        minute = now_seconds / 60 % _MINUTES_OF_A_DAY
-        # The end may be on the next day.
-        length = (end - start) % _MINUTES_OF_A_DAY or _MINUTES_OF_A_DAY
-        if (minute - start) % _MINUTES_OF_A_DAY >= length:
-            left = (start - minute) % _MINUTES_OF_A_DAY
+        since, length = _since_opening(schedule.window, now_seconds)
+        if since >= length:
+            left = _MINUTES_OF_A_DAY - since
             return f"outside of schedule.window {window_text(schedule.window)} UTC, which opens in {left:,.0f} minutes"
     left = newest_seconds + schedule.min_interval_seconds - now_seconds
     # If the clock was set back, `left` exceeds the interval: do not wait.
     if 0 < left <= schedule.min_interval_seconds:
         return f"schedule.min_interval allows the next run in {left:,.0f} s"
     return None
+
+
+def latest_seconds(schedule: Schedule, *, newest_seconds: float, visited_seconds: float, sweep_seconds: float) -> float:
+    """Return the latest time at which the next run becomes due: by its age, and as soon as its schedule allows it. Pure.
+
+    `newest_seconds`, `visited_seconds`: start and end of the newest run. `sweep_seconds`: see `decide`.
+    """
+    at = max(visited_seconds + sweep_seconds, newest_seconds + schedule.min_interval_seconds)
+    if schedule.window is None:
+        return at
+    since, length = _since_opening(schedule.window, at)
+    if since == 0 or since <= length - _LEAST_OPEN_MINUTES:
+        return at
+    return at + (_MINUTES_OF_A_DAY - since) * 60
+
+
+def _since_opening(window: tuple[int, int], at_seconds: float) -> tuple[float, float]:
+    """Return the minutes from the newest opening of a window to a time, and the length of the window in minutes."""
+    start, end = window
+    # The end may be on the next day.
+    length = (end - start) % _MINUTES_OF_A_DAY or _MINUTES_OF_A_DAY
+    return (at_seconds / 60 - start) % _MINUTES_OF_A_DAY, length
 
 
 def failed(asked: Asked) -> Asked:

@@ -37,6 +37,7 @@ class Remembered:
 
     asked            the version that it found, and the failed visits since the newest successful one
     visited_seconds  its time, since the epoch
+    due_seconds      the latest time at which the next visit becomes due; None in the files of earlier builds
     has_failed       whether the next visit should not wait for new batches
     status, team     of the query
     figures          of the query, by the names of `metrics.GAUGES`
@@ -45,6 +46,7 @@ class Remembered:
 
     asked: Asked
     visited_seconds: float
+    due_seconds: float | None = None
     has_failed: bool = False
     status: Status = Status.OK
     team: str = ""

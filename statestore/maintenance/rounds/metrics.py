@@ -1,11 +1,13 @@
 """The figures of a fleet for Prometheus: gauges of the newest visit of each query, and counters over all visits.
 
-Names end in their unit. The labels are `fleet`, `team` and `query`. All figures come from the memory of the rounds, so a
-restart resets no counter, and a scrape makes no request.
+Names end in their unit. The labels of a query are `fleet`, `team` and `query`. All figures come from the memory of the
+rounds, so a restart resets no counter, and a scrape makes no request.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,25 +99,32 @@ def counters_of(done: Visit) -> dict[str, float]:
     }
 
 
-def registry(fleet: str, memory: Memory) -> CollectorRegistry:
-    """Return a registry that shows a memory."""
+def registry(fleet: str, memory: Memory, command: tuple[str, ...] = ()) -> CollectorRegistry:
+    """Return a registry that shows a memory. `command`: options before the verb of a pasted command."""
     with needed_by("the metrics of `statekeeper maintain`", "metrics"):
         from prometheus_client.registry import Collector, CollectorRegistry
 
     class OfMemory(Collector):
         def collect(self) -> Iterator[Metric]:
-            return _families(fleet, memory)
+            return _families(fleet, memory, shlex.join(["statekeeper", *command]))
 
     made = CollectorRegistry(auto_describe=False)
     made.register(OfMemory())
     return made
 
 
-def _families(fleet: str, memory: Memory) -> Iterator[Metric]:
+def _families(fleet: str, memory: Memory, command: str) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     # The rounds replace the entries while another thread serves a scrape.
     queries, told = dict(memory.queries), dict(memory.told)
+    info = GaugeMetricFamily(
+        "statekeeper_fleet_info",
+        "Start of a command for this fleet, before its verb. The value is 1.",
+        labels=("fleet", "command"),
+    )
+    info.add_metric((fleet, command), 1)
+    yield info
     status = GaugeMetricFamily(
         "statekeeper_query_status",
         "Status of the query: 0 OK, 1 WARN (needs attention), 2 ERROR (state is lost or wrong, or maintenance fails).",
@@ -124,11 +133,19 @@ def _families(fleet: str, memory: Memory) -> Iterator[Metric]:
     visited = GaugeMetricFamily(
         "statekeeper_query_visited_timestamp_seconds", "Time of the newest visit.", labels=_LABELS
     )
+    due = GaugeMetricFamily(
+        "statekeeper_query_due_timestamp_seconds",
+        "Latest time at which the next visit becomes due, by --sweep and the schedule of the query.",
+        labels=_LABELS,
+    )
     for name, one in queries.items():
         status.add_metric((fleet, one.team, name), max(one.status, told[name].status if name in told else Status.OK))
         visited.add_metric((fleet, one.team, name), one.visited_seconds)
+        if one.due_seconds is not None:
+            due.add_metric((fleet, one.team, name), one.due_seconds)
     yield status
     yield visited
+    yield due
     unhealthy = GaugeMetricFamily(
         "statekeeper_unhealthy",
         "Queries, roots and configurations of the fleet that people were told of and that are not OK.",
@@ -137,6 +154,24 @@ def _families(fleet: str, memory: Memory) -> Iterator[Metric]:
     for level in (Status.WARN, Status.ERROR):
         unhealthy.add_metric((fleet, level.name), sum(one.status is level for one in told.values()))
     yield unhealthy
+    subjects = GaugeMetricFamily(
+        "statekeeper_subject_status",
+        "Status of each query, root or configuration that people were told of, also without a visit: 0, 1 or 2.",
+        labels=("fleet", "team", "subject"),
+    )
+    for subject, known in told.items():
+        subjects.add_metric((fleet, known.team, subject), known.status)
+    yield subjects
+    unsent = GaugeMetricFamily(
+        "statekeeper_unsent_notices",
+        "Notices that no channel of their team has accepted. They are sent again.",
+        labels=("fleet", "team"),
+    )
+    notices = Counter(known.unsent.team for known in told.values() if known.unsent is not None)
+    teams = {*notices, *(one.team for one in queries.values()), *(one.team for one in told.values())}
+    for team in sorted(teams):
+        unsent.add_metric((fleet, team), notices[team])
+    yield unsent
     for name, text in GAUGES.items():
         gauge = GaugeMetricFamily(f"statekeeper_query_{name}", text, labels=_LABELS)
         for query, one in queries.items():

@@ -180,6 +180,9 @@ class Rounds:
         remembered, now = self._memory.queries.get(query.root.name), self._clock.now_seconds()
         last = Last.NONE
         if remembered is not None:
+            # The schedule may have changed.
+            latest = self._latest_seconds(query.root, remembered.asked, remembered.visited_seconds)
+            self._memory.queries[query.root.name] = replace(remembered, due_seconds=latest)
             last = Last.FAILED if remembered.has_failed else Last.SUCCEEDED
         long_tail = query.root.policies.snapshot.changelogs
         decided = due.decide(
@@ -196,6 +199,15 @@ class Rounds:
         if everything:
             return Due(query, Asked(query.version, decided.asked.attempts + 1, now), decided.new, "asked for")
         return decided.reason
+
+    def _latest_seconds(self, root: Root, asked: Asked, visited_seconds: float) -> float:
+        """The latest time at which the visit after this one becomes due."""
+        return due.latest_seconds(
+            root.policies.schedule,
+            newest_seconds=asked.at_seconds,
+            visited_seconds=visited_seconds,
+            sweep_seconds=self._sweep_seconds,
+        )
 
     # -- visits ---------------------------------------------------------------------------------------------------------
 
@@ -225,9 +237,11 @@ class Rounds:
         asked = one.asked if has_failed else replace(one.asked, attempts=0, versions=versions)
         totals = Counter(before.totals if before else {})
         totals.update(metrics.counters_of(done))
+        now = self._clock.now_seconds()
         self._memory.queries[root.name] = Remembered(
             asked=asked,
-            visited_seconds=self._clock.now_seconds(),
+            visited_seconds=now,
+            due_seconds=self._latest_seconds(root, asked, now),
             has_failed=has_failed,
             status=done.status,
             team=root.policies.team,

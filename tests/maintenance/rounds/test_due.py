@@ -15,6 +15,7 @@ from statekeeper.statestore.maintenance.rounds.due import (
     batches,
     closed_because,
     decide,
+    latest_seconds,
     parse,
     pause_seconds,
     versions_in,
@@ -83,6 +84,30 @@ def test_runs_have_the_least_interval_of_the_schedule() -> None:
     for at in (NOW - 900, NOW + 5_000):
         due = decide(90, Asked(20, 0, at), Last.SUCCEEDED, long_tail=10, now_seconds=NOW, schedule=schedule)
         assert isinstance(due, Ask), "also if the clock was set back"
+
+
+@pytest.mark.parametrize(
+    ("window", "least", "visited_hour", "due_hour"),
+    [
+        (None, 0, 5, 6),
+        (None, 6, 5, 11),
+        ((22 * 60, 6 * 60), 0, 4, 5),
+        ((22 * 60, 6 * 60), 0, 5.5, 22),
+        ((22 * 60, 6 * 60), 0, 4.9, 22),  # a look could miss the last minutes of the window
+        ((22 * 60, 6 * 60), 20, 3, 23),
+        ((22 * 60, 22 * 60 + 5), 0, 22, 46),
+    ],
+)
+def test_the_latest_time_of_the_next_visit_follows_from_its_age_and_the_schedule(
+    window: tuple[int, int] | None, least: float, visited_hour: float, due_hour: float
+) -> None:
+    schedule, visited = Schedule(window, least * 3_600.0), visited_hour * 3_600.0
+    latest = latest_seconds(schedule, newest_seconds=visited, visited_seconds=visited, sweep_seconds=3_600.0)
+    assert latest == due_hour * 3_600.0
+    age = (latest - visited, 3_600.0)
+    asked = Asked(20, 0, visited)
+    one = decide(20, asked, Last.SUCCEEDED, long_tail=10, now_seconds=latest, schedule=schedule, sweep=age)
+    assert isinstance(one, Ask)
 
 
 def test_a_run_that_is_too_old_is_followed_by_another_one() -> None:

@@ -19,16 +19,23 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from statekeeper.statestore.maintenance.rounds import metrics
-from statekeeper.statestore.maintenance.rounds.due import Asked
+from statekeeper.statestore.maintenance.rounds.due import Asked, latest_seconds
 from statekeeper.statestore.maintenance.rounds.memory import Memory, Remembered
-from statekeeper.statestore.maintenance.rounds.notices import Told
+from statekeeper.statestore.maintenance.rounds.notices import Told, next_notice
 from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.maintenance.verbs.config import Policies, Schedule
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.running import REPOSITORY, free_port
 
 MONITORING = Path(__file__).parents[3] / "monitoring"
 RULES, DASHBOARD = MONITORING / "alerts.yaml", MONITORING / "dashboard.json"
+OTHER_LABELS = {
+    "statekeeper_fleet_info": {"fleet", "command"},
+    "statekeeper_unhealthy": {"fleet", "severity"},
+    "statekeeper_subject_status": {"fleet", "team", "subject"},
+    "statekeeper_unsent_notices": {"fleet", "team"},
+}
 METRIC = re.compile(r"\bstatekeeper_\w+")
 
 
@@ -38,13 +45,17 @@ def fleet() -> str:
     memory.queries["orders"] = Remembered(
         asked=Asked(7, 0, 0.0),
         visited_seconds=1e9,
+        due_seconds=1e9 + 3600,
         status=Status.ERROR,
         team="payments",
         figures=dict.fromkeys(metrics.GAUGES, 1.0),
         totals=dict.fromkeys(metrics.COUNTERS, 2.0),
     )
     memory.told["orders"] = Told(status=Status.ERROR, since_seconds=0, told_seconds=0)
-    return generate_latest(metrics.registry("prod", memory)).decode()
+    memory.told["typo"], _ = next_notice(
+        "typo", None, Status.WARN, "no batch", now_seconds=0, policies=Policies(team="crm")
+    )
+    return generate_latest(metrics.registry("prod", memory, ("--config", "/etc/statekeeper/*.toml"))).decode()
 
 
 def names() -> set[str]:
@@ -61,8 +72,17 @@ def test_each_metric_that_is_asked_for_exists(file: Path) -> None:
 def test_each_metric_has_a_description_and_the_labels_of_its_query() -> None:
     for family in text_string_to_metric_families(fleet()):
         assert family.documentation
-        labels = {"fleet", "severity"} if family.name == "statekeeper_unhealthy" else {"fleet", "team", "query"}
+        labels = OTHER_LABELS.get(family.name, {"fleet", "team", "query"})
         assert {frozenset(sample.labels) for sample in family.samples} == {frozenset(labels)}
+
+
+def test_a_root_that_was_never_maintained_has_a_status_with_its_team() -> None:
+    assert 'statekeeper_subject_status{fleet="prod",subject="typo",team="crm"} 1.0' in fleet()
+
+
+def test_the_messages_that_no_channel_accepted_are_counted_by_team() -> None:
+    assert 'statekeeper_unsent_notices{fleet="prod",team="crm"} 1.0' in fleet()
+    assert 'statekeeper_unsent_notices{fleet="prod",team="payments"} 0.0' in fleet()
 
 
 def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
@@ -82,20 +102,44 @@ def test_no_panel_covers_another() -> None:
     assert len(places) == len(set(places))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
-def test_prometheus_fires_the_alert_of_a_damaged_query(tmp_path: Path) -> None:
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus"
+)
+
+
+def promtool(folder: Path, test: str) -> None:
+    """Test the rules with the series and the expected alerts of a test in YAML."""
+    (folder / "test.yaml").write_text(f"rule_files: [{RULES}]\ntests:{test}")
+    tested = subprocess.run(
+        ["promtool", "test", "rules", str(folder / "test.yaml")], text=True, capture_output=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@needs_promtool
+def test_prometheus_accepts_the_metrics() -> None:
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=fleet(), text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    labels = "fleet: prod, query: orders, severity: critical, team: payments"
-    (tmp_path / "test.yaml").write_text(f"""
-rule_files: [{RULES}]
-tests:
+
+
+@needs_promtool
+def test_prometheus_fires_the_alert_of_a_damaged_query_with_a_command_that_can_be_pasted(tmp_path: Path) -> None:
+    (info,) = re.findall(r'^statekeeper_fleet_info{command="(.*)",fleet="prod"} 1.0$', fleet(), re.MULTILINE)
+    assert info == "statekeeper --config '/etc/statekeeper/*.toml'"
+    labels = "fleet: prod, instance: vm, query: orders, severity: critical, team: payments"
+    promtool(
+        tmp_path,
+        f"""
   - interval: 1m
     input_series:
-      - series: 'statekeeper_query_status{{fleet="prod", query="orders", team="payments"}}'
+      - series: statekeeper_query_status{{fleet="prod", query="orders", team="payments", instance="vm"}}
         values: "0x5 2x20"
+      - series: statekeeper_fleet_info{{fleet="prod", command="{info}", instance="vm"}}
+        values: "1x30"
+      - series: statekeeper_fleet_info{{fleet="prod", command="that of another machine", instance="other"}}
+        values: "1x30"
     alert_rule_test:
       - {{ eval_time: 5m, alertname: StatekeeperQueryDamaged, exp_alerts: [] }}
       - eval_time: 10m
@@ -104,12 +148,74 @@ tests:
           - exp_labels: {{ {labels} }}
             exp_annotations:
               summary: "orders: state is lost or wrong, the query cannot be read, or its maintenance fails"
-              action: "Run: statekeeper --config /etc/statekeeper/prod.toml audit orders"
-""")
-    tested = subprocess.run(
-        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], text=True, capture_output=True, check=False
+              action: "Run: {info} audit orders"
+""",
     )
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@needs_promtool
+def test_a_query_with_a_window_raises_no_alert_until_it_has_missed_the_window(tmp_path: Path) -> None:
+    visited = 5.5 * 3600
+    schedule = Schedule(window=(22 * 60, 6 * 60))
+    due = latest_seconds(schedule, newest_seconds=visited, visited_seconds=visited, sweep_seconds=3600)
+    promtool(
+        tmp_path,
+        f"""
+  - interval: 4m
+    input_series:
+      - series: statekeeper_query_due_timestamp_seconds{{fleet="prod", query="orders", team="payments"}}
+        values: "{due:.0f}x400"
+      - series: statekeeper_query_visited_timestamp_seconds{{fleet="prod", query="orders", team="payments"}}
+        values: "{visited:.0f}x400"
+    alert_rule_test:
+      - {{ eval_time: 9h, alertname: StatekeeperNotMaintained, exp_alerts: [] }}
+      - {{ eval_time: 24h, alertname: StatekeeperNotMaintained, exp_alerts: [] }}
+      - eval_time: 25h
+        alertname: StatekeeperNotMaintained
+        exp_alerts:
+          - exp_labels: {{ fleet: prod, query: orders, severity: critical, team: payments }}
+            exp_annotations:
+              summary: "orders: its maintenance is overdue by 3h 0m 0s"
+              action: "Look at the log of `statekeeper maintain`: is the process alive?"
+""",
+    )
+
+
+@needs_promtool
+def test_a_root_that_stays_without_a_batch_and_a_message_that_is_not_accepted_raise_alerts(tmp_path: Path) -> None:
+    promtool(
+        tmp_path,
+        """
+  - interval: 1m
+    input_series:
+      - series: statekeeper_subject_status{fleet="prod", subject="typo", team="crm"}
+        values: "1x100"
+      - series: statekeeper_subject_status{fleet="prod", subject="orders", team="payments"}
+        values: "1x100"
+      - series: statekeeper_query_status{fleet="prod", query="orders", team="payments"}
+        values: "1x100"
+      - series: statekeeper_unsent_notices{fleet="prod", team="crm"}
+        values: "1x100"
+      - series: statekeeper_unsent_notices{fleet="prod", team="payments"}
+        values: "0 1 0x98"
+    alert_rule_test:
+      - { eval_time: 59m, alertname: StatekeeperSubjectNeedsAttention, exp_alerts: [] }
+      - eval_time: 61m
+        alertname: StatekeeperSubjectNeedsAttention
+        exp_alerts:
+          - exp_labels: { fleet: prod, subject: typo, severity: warning, team: crm }
+            exp_annotations:
+              summary: "typo: it was never maintained, because there is no committed batch"
+              action: "Run: statekeeper config check"
+      - eval_time: 11m
+        alertname: StatekeeperMessagesNotSent
+        exp_alerts:
+          - exp_labels: { fleet: prod, severity: critical, team: crm }
+            exp_annotations:
+              summary: "no channel of the team crm accepts messages about its queries"
+              action: "Look for `was not sent` in the log of `statekeeper maintain`. For an environment variable that is not set, run with the environment of that process: statekeeper config check"
+""",  # noqa: E501
+    )
 
 
 @pytest.mark.skipif(
@@ -155,5 +261,5 @@ scrape_configs:
                 alerts = {one["labels"]["alertname"]: {**one["labels"], **one["annotations"]} for one in firing}
     found = alerts["StatekeeperQueryDamaged"]
     assert (found["team"], found["query"], found["severity"]) == ("payments", "orders", "critical")
-    assert found["action"] == "Run: statekeeper --config /etc/statekeeper/prod.toml audit orders"
+    assert found["action"] == f"Run: statekeeper --config {tmp_path}/prod.toml audit orders"
     assert "StatekeeperNotMaintained" not in alerts

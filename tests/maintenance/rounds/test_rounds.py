@@ -357,8 +357,18 @@ def test_outside_of_its_window_a_query_is_not_due(fleet: Fleet) -> None:
     first = fleet.round()
     assert sorted(one.name for one in first.visits) == ["clicks", "views"]
     assert first.not_due["orders"].startswith(f"outside of schedule.window {window} UTC")
+    opening = fleet.clock.now_seconds() // 60 * 60 + 3600
     fleet.clock.sleep(SWEEP_SECONDS + 60)
     assert sorted(fleet.visited()) == sorted(NAMES)
+    with Memory.opened(fleet.state) as memory:
+        latest = {name: one.due_seconds for name, one in memory.queries.items()}
+    assert latest["orders"] == pytest.approx(opening + 86_400)
+    assert latest["clicks"] == pytest.approx(fleet.clock.now_seconds() + SWEEP_SECONDS)
+    # A new schedule holds at once, also without a visit.
+    fleet.write()
+    assert fleet.visited() == {}
+    with Memory.opened(fleet.state) as memory:
+        assert memory.queries["orders"].due_seconds == latest["clicks"]
 
 
 def test_a_configuration_without_roots_is_a_problem(fleet: Fleet) -> None:
