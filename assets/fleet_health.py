@@ -155,7 +155,7 @@ class Watch:
             text = describe([row.worst], self._command("audit", name)) if row.worst else "it can be read again"
             yield from self._told(Look(name, _STATUSES[row.worst.severity] if row.worst else Status.OK, text))
         known = set(self.context.instance.get_dynamic_partitions(self.names.query_set))
-        here = {*found.queries, *found.problems, *found.waiting, *configuration.roots, *known}
+        here = {*found.queries, *found.problems, *found.waiting, *found.empty, *configuration.roots, *known}
         for name in set(earlier.get("told", ())) - here:
             if is_part(name) or not found.is_unseen(name):
                 yield from self._told(Look(name, Status.OK, rounds.why_gone(name, configuration)))
@@ -163,7 +163,7 @@ class Watch:
     def remembered(self, before: Mapping[str, Any]) -> dg.JsonMetadataValue:
         """What the next run must know: the absent queries, and the subjects whose newest notice is no OK, or is unsent."""
         found = self.facts.found
-        absent = [*found.problems, *found.waiting]
+        absent = [*found.problems, *found.waiting, *found.empty]
         subjects = {*absent, *found.queries, *_watched(before).get("told", ())}
         told = [name for name in subjects if memory.read(self.context.instance, self.memory, name).told]
         return dg.MetadataValue.json({"absent": sorted(absent), "told": sorted(told)})
@@ -300,6 +300,10 @@ def unhealthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dict
     for name, one in _worst_first(facts.rows):
         if one.worst:
             found[name] = describe([one.worst], fleet.command("audit", name))
+    for name in facts.found.empty:
+        url = facts.found.configuration.parents[name].url
+        problem = f"there is no folder at {url}. Start a query there, or correct the url"
+        found[name] = with_next(problem, fleet.command("config", "check"))
     return found
 
 

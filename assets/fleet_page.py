@@ -110,7 +110,7 @@ def _row(name: str, one: Health | None, found: Fleet, problem: str, examinations
         maintenance_dollars = prices.dollars(one.counts.writes, one.counts.reads) * passes
     return Row(
         name=name,
-        status=_status(one, problem),
+        status="WARN" if name in found.empty else _status(one, problem),
         team=policies.team,
         health=one,
         target_seconds=policies.snapshot.restore_target_seconds,

@@ -18,6 +18,7 @@ import botocore.session
 from benchmarks.measure import Spread, Table, ratio
 from benchmarks.s3_process import s3_process
 from statekeeper.statestore.storage import Storage, StorageSpec, at_once, open_storage
+from statekeeper.statestore.storage.hedging import OPTION
 
 _READS = 1_000
 _LISTED = 5_000
@@ -30,9 +31,9 @@ def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark."""
     with s3_process() as bucket:
         storages = {
-            "calling thread": open_storage(bucket, is_hurried=False),
-            "event loop": open_storage(bucket),
-            "botocore": open_storage(_bucket_with_underscore(bucket)),
+            "calling thread": open_storage(bucket),
+            "event loop": open_storage(bucket, options={OPTION: "true"}),
+            "botocore": open_storage(_bucket_with_underscore(bucket), options={OPTION: "true"}),
         }
         _fill(storages["calling thread"])
         _fill(storages["botocore"])

@@ -143,8 +143,8 @@ def _price_table(spark: _Side, ours: _Side) -> Table:
             f"to the stores are multiplied by {STORES} / {_MEASURED_STORES}; those to the rest of the checkpoint are not.",
             f"Time is compressed {_COMPRESSION} times: a batch every {_COMPRESSED_BATCH_SECONDS:g} s and "
             f"Spark's maintenance every {MAINTENANCE_SECONDS} s stand for {_BATCH_SECONDS} s and 60 s.",
-            f"Statekeeper: one process `statekeeper maintain --watch` in mode full. Its start and its first visit are not "
-            f"in the CPU, and {ours.outside_batches // _DUE_BATCHES} visits are, one for each {_DUE_BATCHES} batches. Its "
+            "Statekeeper: one process `statekeeper maintain --all --watch 60s` in mode full. Its start and its first visit "
+            f"are not in the CPU, and {ours.outside_batches // _DUE_BATCHES} visits are, one for each {_DUE_BATCHES} batches. Its "
             "requests are in the figures.",
             "CPU in executors: Spark's maintenance threads. The RocksDB checkpoint that a task takes for a snapshot, and "
             "the threads of the S3 client, are not in it.",

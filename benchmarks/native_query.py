@@ -161,7 +161,7 @@ def environment(server: S3Server | None) -> dict[str, str]:
 
 
 class Resident:
-    """A process `statekeeper maintain --watch` over one checkpoint, in mode full."""
+    """A process `statekeeper maintain --all --watch` over one checkpoint, in mode full."""
 
     def __init__(self, folder: Path, root: str, server: S3Server, *, watch_seconds: float) -> None:
         self._state = folder / "state.json"

@@ -35,6 +35,12 @@ def with_root(text: str, url: str) -> str:
     return _ROOT.sub(lambda _: shlex.quote(url), text) if url else text
 
 
+def without_root(text: str, url: str) -> str:
+    """Replace the URL of the checkpoint in the commands of a message by ROOT: the inverse of `with_root`."""
+    in_command = rf"(\bstatekeeper (?:\S*[^\s.,;:] )*?){re.escape(shlex.quote(url))}(?=[.,;:)]?(?:\s|$))"
+    return re.sub(in_command, r"\1ROOT", text)
+
+
 def with_name(text: str, name: str, *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
     """Replace the placeholder ROOT, or SOURCE for the source of a copy, in the commands of a message by the name that the
     user has given. Other texts stay. `before`: options before the verb; `after`: options after the root."""

@@ -120,11 +120,9 @@ def _discovered(ctx: click.Context, codes: list[int]) -> Iterator[str]:
     for name, problem in found.problems.items():
         TALK.print(plain(f"{name}: {problem}"), soft_wrap=True)
         codes.append(FAILED)
-    names = {*found.queries, *found.waiting}
-    for name, parent in configuration.parents.items():
-        if not found.is_unseen(name) and not any(child.startswith(f"{name}.") for child in names):
-            TALK.print(plain(f"{name}: there is no folder below {parent.spec.url}"), soft_wrap=True)
-    yield from sorted(names - found.problems.keys())
+    for name in found.empty:
+        TALK.print(plain(f"{name}: there is no folder at {configuration.parents[name].url}"), soft_wrap=True)
+    yield from sorted({*found.queries, *found.waiting} - found.problems.keys())
 
 
 def _severity(code: int) -> tuple[bool, int]:

@@ -316,9 +316,10 @@ def test_the_code_in_the_documentation_loads(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "how-to" / "add-to-your-dagster.md").read_text()
     definitions, *all_changes = (part.partition("```")[0] for part in page.split("```python\n")[1:])
     assert len(all_changes) == 3
-    for changed in ("", *all_changes):
+    imports = definitions.partition("defs =")[0]
+    changed = (f"{imports}{one}".replace("\nbuild_definitions(", "\ndefs = build_definitions(") for one in all_changes)
+    for code in (definitions, *changed):
         namespace: dict[str, Any] = {}
-        code = f"{definitions.partition('defs =')[0]}{changed}\ndefs = dg.Definitions.merge(company, payments)"
         exec(code.replace("/etc/statekeeper", str(tmp_path)), namespace)
         dg.Definitions.validate_loadable(namespace["defs"])
 

@@ -264,6 +264,10 @@ def health_of(team: Team, instance: dg.DagsterInstance) -> dg.AssetCheckEvaluati
 def test_a_fleet_without_an_examined_query_is_not_healthy(instance: dg.DagsterInstance, orders: Team) -> None:
     waiting = health_of(orders, instance)
     assert (waiting.passed, waiting.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "there is no folder at" in (waiting.description or "")
+    assert (waiting.description or "").endswith(f"Next: statekeeper --config {orders.configuration} config check")
+    orders.configuration.write_text('[roots.orders]\nurl = "orders"\n')
+    waiting = health_of(orders, instance)
     assert "No query was examined" in (waiting.description or "")
     command = f"Next: statekeeper --config {orders.configuration} inspect orders"
     assert (waiting.description or "").endswith(command)

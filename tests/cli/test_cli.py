@@ -374,7 +374,7 @@ def test_all_configured_roots_and_those_below_their_parents_are_inspected(
     assert run("--config", config, "inspect").exit_code == 2
     assert run("--config", config, "inspect", "--all", root).exit_code == 2
     config.write_text(f"[parents.queries]\nurl = '{parent}-misspelt'\n")
-    assert f"queries: there is no folder below {parent}-misspelt" in run("--config", config, "audit", "--all").output
+    assert f"queries: there is no folder at {parent}-misspelt" in run("--config", config, "audit", "--all").output
 
 
 def test_a_table_wraps_a_long_path_and_does_not_shorten_it() -> None:

@@ -90,7 +90,7 @@ def test_a_lease_with_an_absurd_time_can_be_broken_and_blocks_no_verb_after_that
     place.parent.mkdir(parents=True)
     body = {"run": "x", "holder": "here:1", "verb": "gc", "since_seconds": seconds, "released": False, "beat": 0}
     place.write_text(json.dumps(body))
-    breaking = f"statekeeper lease {open_storage(str(root)).url} --break"
+    breaking = {f"statekeeper lease {named} --break" for named in (root, open_storage(str(root)).url)}
     for call in (("lease",), *WRITERS):
         verb, *options = call
         scratch = ["--scratch", str(tmp_path / "scratch")] if verb in ("snapshot", "rewind", "switch") else []
@@ -98,7 +98,7 @@ def test_a_lease_with_an_absurd_time_can_be_broken_and_blocks_no_verb_after_that
         _require_typed(result, verb)
         if verb not in ("repair", "snapshot", "gc") or result.exit_code:
             assert result.exit_code == 1, (verb, result.output)
-            assert breaking in result.output.replace("\n", ""), (verb, result.output)
+            assert any(one in result.output.replace("\n", "") for one in breaking), (verb, result.output)
     assert statekeeper("lease", root, "--break").exit_code == 0
     assert statekeeper("lease", root).output == "the lease is free\n"
     assert statekeeper("gc", root, "--mode", "full", "--retain", "1", "--grace", "0s", "--apply").exit_code == 0

@@ -58,7 +58,8 @@ class Round:
 
     visits   of the due queries
     not_due  the reason by query
-    absent   root -> its problem: it cannot be visited, or is expected and has no checkpoint
+    absent   root -> its problem: it cannot be visited, or is expected and has no checkpoint. Also the fleet, by its name,
+             if its configuration is invalid
     """
 
     visits: tuple[Visit, ...]
@@ -112,7 +113,7 @@ class Rounds:
     def round(self, *, everything: bool = False) -> Round:
         """Make a round. `everything`: visit also the queries that are not due. Raises `LocalStateError`."""
         self._refused.clear()
-        self._read_configuration()
+        of_fleet = self._read_configuration()
         if self._is_new:
             # What a killed process was sending. Later, each look at a subject does this.
             self._is_new = False
@@ -148,20 +149,23 @@ class Rounds:
         return Round(
             visits=tuple(visits),
             not_due={name: one for name, one in decided.items() if isinstance(one, str)},
-            absent=absent,
+            absent=absent if of_fleet.status is Status.OK else {self._name: of_fleet, **absent},
         )
 
     # -- what is due ----------------------------------------------------------------------------------------------------
 
-    def _read_configuration(self) -> None:
+    def _read_configuration(self) -> Problem:
+        """Return the status of the configuration of this round, with its text."""
         try:
             self._newest = self._configured().keeping(self._newest)
         except BadConfiguration as error:
             if not self._newest.files:
                 self._newest = self._people()
-            self._look(self._name, Status.ERROR, str(error))
+            read = Problem(Status.ERROR, str(error))
         else:
-            self._look(self._name, *of_configuration(self._newest))
+            read = Problem(*of_configuration(self._newest))
+        self._look(self._name, read.status, read.text)
+        return read
 
     def _forget(self, found: Fleet, absent: Mapping[str, Problem]) -> None:
         """Forget queries that the configuration no longer has. A notice closes each problem of what is gone, or of a parent
@@ -312,16 +316,17 @@ def of_configuration(configuration: Configuration) -> tuple[Status, str]:
 def absent_in(
     found: Fleet, configuration: Configuration, *, visited: Collection[str], command: tuple[str, ...]
 ) -> Iterator[tuple[str, Problem]]:
-    """Yield the problems of what cannot be visited. A query that is expected and has no checkpoint is one.
+    """Yield the problems of what cannot be visited. A query or parent that is expected and has no checkpoint is one.
 
     `visited`: queries that had a committed batch before; `command`: options before the verb of a pasted command.
     """
 
     def next_command(name: str) -> str:
         # It shows the URL, the file that has it, and whether the checkpoint can be read now.
-        if is_part(name) or name in configuration.parents:
+        root = configuration.root(name)
+        if root is None:
             return shlex.join(["statekeeper", *command, "config", "check"])
-        if configuration.names(name) and configuration.find(name).file:
+        if root.file:
             return shlex.join(["statekeeper", *command, "config", "check", name])
         return with_name("statekeeper inspect ROOT", name, before=command)
 
@@ -333,6 +338,14 @@ def absent_in(
             yield name, Problem(Status.ERROR, with_next(text, next_command(name)))
         elif name in configuration.roots:
             text = "there is no committed batch yet. Start the query, or correct its url"
+            yield name, Problem(Status.WARN, with_next(text, next_command(name)))
+    for name in found.empty:
+        url = configuration.parents[name].url
+        if any(one.startswith(f"{name}.") for one in visited):
+            text = f"there is no folder at {url} any more: its checkpoints were deleted or moved"
+            yield name, Problem(Status.ERROR, with_next(text, next_command(name)))
+        else:
+            text = f"there is no folder at {url}. Start a query there, or correct the url"
             yield name, Problem(Status.WARN, with_next(text, next_command(name)))
 
 

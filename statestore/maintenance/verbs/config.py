@@ -447,17 +447,23 @@ class Configuration:
         """Return whether a broken part may name a query that this configuration does not name."""
         return not self.names(query) and any(one.may_name(query) for one in self.broken.values())
 
+    def root(self, name: str) -> Root | None:
+        """Return the root with this name, or the folder of a parent, which need not exist; None for another name."""
+        if name in self.roots:
+            return self.roots[name]
+        parent, _, folder = name.partition(".")
+        if parent in self.parents:
+            with suppress(ValueError):
+                return self.parents[parent].child(folder)
+        return None
+
     def find(self, name_or_url: str) -> Root:
         """Return the root of a name or URL, in any spelling; an unconfigured root gets the defaults.
 
         Raises `BadConfiguration` for a root that a broken part names, or may name: its policies are unknown.
         """
-        if name_or_url in self.roots:
-            return self.roots[name_or_url]
-        parent, _, folder = name_or_url.partition(".")
-        if parent in self.parents:
-            with suppress(ValueError):
-                return self.parents[parent].child(folder)
+        if (named := self.root(name_or_url)) is not None:
+            return named
         for broken in self.broken.values():
             if broken.part is not Part.FILE and broken.may_name(name_or_url):
                 raise broken.error

@@ -131,6 +131,10 @@ def _findings(
                 root = configuration.roots[name]
                 problem = f"{root.spec.url} has no committed batch -> start the query, or correct roots.{name}.url"
                 yield ConfigFinding(subject=name, problem=problem)
+        for name in found.empty:
+            url = configuration.parents[name].url
+            problem = f"there is no folder at {url} -> start a query there, or correct parents.{name}.url"
+            yield ConfigFinding(subject=name, problem=problem)
     if not (configuration.roots or configuration.parents or configuration.broken):
         yield ConfigFinding(subject="all files", problem="they name no query -> add a table [roots.NAME]")
     yield from _unknown_teams(configuration, named)

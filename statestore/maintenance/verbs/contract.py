@@ -19,7 +19,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.messages import with_name
+from statekeeper.statestore.base.messages import with_name, without_root
 from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS, require_stopped
 from statekeeper.statestore.maintenance.records import lease
@@ -93,7 +93,10 @@ class Run:
 
     def pasteable(self, text: str) -> str:
         """Return a text with commands that can be pasted."""
-        return with_name(text, self.storage.url) if self.named is None else self.named(text)
+        if self.named is None:
+            return with_name(text, self.storage.url)
+        # Findings of an audit have the URL.
+        return self.named(without_root(text, self.storage.url))
 
     @contextmanager
     def naming_root(self) -> Iterator[None]:

@@ -44,6 +44,7 @@ class Fleet:
     problems       errors by name of a root, a parent, a folder of a parent, or a broken part of the configuration
     configuration  that names the checkpoints
     ambiguous      the names in `problems` of checkpoints that two parents name
+    empty          parents without a folder: their url may be misspelt
     """
 
     queries: Mapping[str, Query]
@@ -52,6 +53,7 @@ class Fleet:
     _: KW_ONLY
     configuration: Configuration = field(default_factory=Configuration)
     ambiguous: frozenset[str] = frozenset()
+    empty: tuple[str, ...] = ()
 
     def is_unseen(self, name: str) -> bool:
         """Return whether an undiscovered checkpoint may exist, because it, its parent, or the table or file that names it
@@ -79,16 +81,23 @@ def discover(
     roots = dict(configuration.roots)
     places = {place_of(root.spec): root for root in roots.values()}
     twice: dict[str, tuple[Root, Root]] = {}
+    empty: list[str] = []
     for parent in configuration.parents.values():
         found = _attempt(_children, parent)
         if isinstance(found, str):
             problems[parent.name] = found
             continue
+        if not found:
+            empty.append(parent.name)
         for folder in found:
             try:
                 root = parent.child(folder)
             except ValueError as error:
-                problems[f"{parent.name}.{folder}"] = str(error)
+                file = parent.file or "the configuration"
+                problems[f"{parent.name}.{folder}"] = (
+                    f"the folder {folder!r} at {parent.url} is not maintained, because {error}. Rename the folder, or add "
+                    f"a table [roots.NAME] with its url to {file}"
+                )
                 continue
             other = places.setdefault(place_of(root.spec), root)
             if other is root:
@@ -112,7 +121,9 @@ def discover(
     problems |= {name: seen for name, seen in newest.items() if isinstance(seen, str)}
     queries = {name: Query(roots[name], seen) for name, seen in sorted(newest.items()) if isinstance(seen, int)}
     waiting = tuple(sorted(name for name, seen in newest.items() if seen is None))
-    return Fleet(queries, waiting, problems, configuration=configuration, ambiguous=frozenset(twice))
+    return Fleet(
+        queries, waiting, problems, configuration=configuration, ambiguous=frozenset(twice), empty=tuple(sorted(empty))
+    )
 
 
 def forget_seconds(configuration: Configuration, name: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -254,7 +255,7 @@ def test_a_parent_that_can_be_listed_again_is_not_said_to_be_gone(fleet: Fleet) 
         fleet.round()
     assert fleet.news() == [": jobs OK -> ERROR"]
     folder.unlink()
-    folder.mkdir()
+    (folder / "new").mkdir(parents=True)
     fleet.round()
     assert [one.text for one in fleet.told] == ["it can be listed again"]
 
@@ -347,6 +348,37 @@ def test_a_broken_file_or_root_is_told_to_its_owner_and_stops_no_other_query(fle
         views.write_text(views.read_text().replace("retension = 1", ""))
         rounds.round()
         assert (broken[1], "views", Status.OK) in [(one.subject, one.team, one.now) for one in told]
+
+
+def test_an_invalid_folder_and_a_broken_root_of_another_team_stop_nothing(fleet: Fleet) -> None:
+    (fleet.folder / "below" / "a bad name" / "commits").mkdir(parents=True)
+    fleet.write(f'[parents.below]\nurl = "{fleet.folder}/below"\nteam = "below"\n[roots.broken]\nurl = 7\n')
+    made = fleet.round()
+    assert {one.name for one in made.visits} == set(NAMES)
+    found = made.absent["below.a bad name"]
+    assert found.status is Status.ERROR
+    assert "Rename the folder, or add a table [roots.NAME]" in found.text
+    assert found.text.endswith(f"Next: statekeeper --config {fleet.file} config check")
+
+
+def test_a_parent_without_a_folder_is_a_problem_and_an_error_if_it_had_queries(fleet: Fleet) -> None:
+    below = f'[parents.below]\nurl = "{fleet.folder}/below/*/checkpoint"\nteam = "below"\nforget_after = "1h"\n'
+    fleet.write(below)
+    assert "there is no folder at" in fleet.round().absent["below"].text
+    assert fleet.news() == ["below: below OK -> WARN"]
+    place = fleet.folder / "below" / "views" / "checkpoint"
+    fleet.checkpoints["views"].copied_to(open_storage(str(place)), fleet.folder / "job-below")
+    assert "below.views" in fleet.visited()
+    assert fleet.news() == ["below: below WARN -> OK"]
+    shutil.rmtree(fleet.folder / "below" / "views")
+    fleet.round()
+    assert fleet.news() == ["below: below OK -> ERROR"]
+
+
+def test_an_invalid_configuration_is_a_problem_of_the_round(fleet: Fleet) -> None:
+    fleet.file.write_text("[roots")
+    made = fleet.round()
+    assert (made.visits, made.status, set(made.absent)) == ((), Status.ERROR, {"fleet"})
 
 
 def test_outside_of_its_window_a_query_is_not_due(fleet: Fleet) -> None:
