@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,11 @@ def config() -> None:
 
 @config.command(short_help="Show each policy with its source, and what is wrong.")
 @click.argument("roots", metavar="[ROOT]...", nargs=-1, shell_complete=complete_root)
-@click.option("--offline", is_flag=True, help="Read only the files. The folders of [parents] are not listed.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Read only the files. The folders of [parents] are not listed, and environment variables are not checked.",
+)
 @storage_options
 @output_option
 def check(roots: tuple[str, ...], offline: bool, output: Output) -> None:
@@ -42,9 +47,9 @@ def check(roots: tuple[str, ...], offline: bool, output: Output) -> None:
     check only reads. Without ROOT, it shows the values that the files set. For a ROOT, it also shows the defaults.
 
     It finds files and tables that cannot be used, unknown keys with the nearest known key, a query that two tables define,
-    checkpoints that cannot be listed or have no committed batch, teams without a table in [teams], and patterns that match
-    no query. It lists the commit log of each checkpoint, and reads no state. It sends no message to the channels of a team,
-    and does not show their secrets.
+    checkpoints that cannot be listed or have no committed batch, teams without a table in [teams], channels whose
+    environment variable is not set, and patterns that match no query. It lists the commit log of each checkpoint, and reads
+    no state. It sends no message to the channels of a team, and does not show their secrets.
 
     Exit code 3: there is a finding. Exit code 1: a file or a checkpoint cannot be read.
     """
@@ -52,7 +57,10 @@ def check(roots: tuple[str, ...], offline: bool, output: Output) -> None:
     path: Path = ctx.find_root().params.get("config") or Path(CONFIGURATION_FILE)
     files = files_of(path)
     configuration = with_options_of_command(ctx, load_all(path))
-    checked = examine(configuration, None if offline else fleet.discover(configuration))
+    if offline:
+        checked = examine(configuration, None)
+    else:
+        checked = examine(configuration, fleet.discover(configuration), environment=os.environ)
     chosen = [configuration.find(root).name for root in roots]
     shown = [one for one in checked.explained if not roots or one.name in chosen]
     output.show(

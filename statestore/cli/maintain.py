@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -45,6 +46,7 @@ from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
 from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Mode, Root, fleet_name, people_of
+from statekeeper.statestore.maintenance.verbs.config_check import ConfigFinding, unset_channels
 from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.storage import open_storage
 
@@ -156,8 +158,18 @@ def maintain(
     name = fleet or fleet_name(_configuration_file(ctx))
     process, command = this_process(), _before_the_verb(ctx)
 
+    warned: set[ConfigFinding] = set()
+
+    def warn_of_channels(configuration: Configuration) -> None:
+        for one in unset_channels(configuration, os.environ) if keeps else ():
+            if one not in warned:
+                warned.add(one)
+                now = utc(process.clock.now_seconds())
+                TALK.print(tables.plain(printable(f"{now} warning: {one.subject}: {one.problem}")), soft_wrap=True)
+
     def configured() -> Configuration:
         found = configuration_of(ctx)
+        warn_of_channels(found)
         chosen = [found.find(root) for root in roots]
         given = found if all_roots else replace(found, roots={one.name: one for one in chosen}, parents={}, broken={})
         return with_options_of_command(ctx, given)

@@ -27,7 +27,8 @@ pagerduty = "env:PAYMENTS_KEY"
 
 
 @pytest.fixture
-def teams(tmp_path: Path) -> Path:
+def teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PAYMENTS_KEY", "confidential")
     for name in ("orders", "clicks"):
         Checkpoint(open_storage(str(tmp_path / f"jobs/{name}/state")), tmp_path / name, partitions=1).grow(2)
     folder = tmp_path / "teams"
@@ -92,6 +93,18 @@ def test_what_must_be_corrected_is_a_finding(teams: Path) -> None:
             "a root of another file does not replace the policies of a parent"
         )
     assert {one["root"]: one["state"] for one in found["roots"]} == {"also": "ambiguous", "payers": "ambiguous"}
+
+
+def test_a_channel_whose_environment_variable_is_not_set_is_a_finding(
+    teams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (None, ""):
+        monkeypatch.delenv("PAYMENTS_KEY") if value is None else monkeypatch.setenv("PAYMENTS_KEY", value)
+        code, found = checked(teams)
+        (finding,) = found["findings"]
+        assert (code, finding["subject"], finding["is_unreadable"]) == (3, "teams.payments.pagerduty", False)
+        assert finding["problem"].startswith("the environment variable 'PAYMENTS_KEY' is not set")
+    assert checked(teams, "--offline")[0] == 0, "the environment of a review is not that of the process"
 
 
 def test_a_file_or_checkpoint_that_cannot_be_read_has_its_own_exit_code(teams: Path) -> None:

@@ -64,6 +64,15 @@ def test_cron_maintains_only_what_is_due_and_tells_a_problem_once(
     assert run(*once, "--sweep", "0s").stderr == ""
 
 
+def test_a_channel_whose_environment_variable_is_not_set_is_told_before_the_first_problem(
+    config: Path, tmp_path: Path
+) -> None:
+    config.write_text(f'{config.read_text()}[teams.payments]\nslack = "env:NOT_SET_ANYWHERE"\n')
+    once = run("--config", config, "maintain", "--all", "--once", "--state", tmp_path / "state.json")
+    assert "warning: teams.payments.slack: the environment variable 'NOT_SET_ANYWHERE' is not set" in once.stderr
+    assert run("--config", config, "maintain", "--all").stderr == "", "it sends no messages"
+
+
 def test_a_root_that_cannot_be_read_is_shown_beside_the_others(config: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config.write_text(f'{config.read_text()}[roots.broken]\nurl = "{tmp_path / "file"}"\n')
@@ -116,6 +125,7 @@ def test_a_process_that_stays_maintains_serves_its_figures_and_ends_at_sigterm(
 ) -> None:
     file, state = tmp_path / "fleet.prom", tmp_path / "state.json"
     port = 20_000 + os.getpid() % 20_000
+    config.write_text(f'{config.read_text()}[teams.payments]\nslack = "env:NOT_SET_ANYWHERE"\n')
     with watching(config, "--state", state, "--metrics", file, "--listen", f"127.0.0.1:{port}") as process:
         assert process.stdout is not None
         assert ": OK: 2 snapshots, " in process.stdout.readline()
@@ -123,7 +133,9 @@ def test_a_process_that_stays_maintains_serves_its_figures_and_ends_at_sigterm(
         assert ": OK: 2 snapshots, " in process.stdout.readline()
         served = urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
         process.send_signal(signal.SIGTERM)
-        assert "ended by SIGTERM" in process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=60)[1]
+        assert "ended by SIGTERM" in said
+        assert said.count("NOT_SET_ANYWHERE") == 1, "it warns at the start, and not at each pass"
         assert process.returncode == 0
     for text in (served, file.read_text()):
         found = {

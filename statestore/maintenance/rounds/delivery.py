@@ -20,7 +20,7 @@ from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.redaction import printable, redacted
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.visit import Status
-from statekeeper.statestore.maintenance.verbs.config import Channels
+from statekeeper.statestore.maintenance.verbs.config import Channels, of_channel
 
 _TIMEOUT_SECONDS = 10
 _LONGEST_SUMMARY = 1024
@@ -43,8 +43,8 @@ def deliver(notice: Notice, channels: Channels, *, fleet: str) -> tuple[list[str
     if channels.webhook:
         sent.append((channels.webhook, webhook(notice, fleet)))
     if channels.pagerduty:
-        sent.append((channels.pagerduty_url, pagerduty(notice, fleet, _secret(channels.pagerduty))))
-    problems = [problem for url, body in sent if (problem := post(_secret(url), body)) is not None]
+        sent.append((channels.pagerduty_url, pagerduty(notice, fleet, of_channel(channels.pagerduty, os.environ))))
+    problems = [problem for url, body in sent if (problem := post(of_channel(url, os.environ), body)) is not None]
     return problems, len(problems) < len(sent) or not sent
 
 
@@ -121,8 +121,3 @@ def post(url: str, body: Mapping[str, Any]) -> str | None:
     except http.client.HTTPException as error:
         # Its message may contain the URL, which is a secret.
         return f"the webhook could not be called: {type(error).__name__}"
-
-
-def _secret(given: str) -> str:
-    """Return a value, or that of the environment variable that `env:NAME` names; "" if it is not set."""
-    return os.environ.get(given.removeprefix("env:"), "") if given.startswith("env:") else given

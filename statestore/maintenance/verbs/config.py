@@ -256,6 +256,19 @@ class Channels:
     pagerduty: str = ""
     pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
 
+    def unset(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the channels whose environment variable is not set or empty, with its name."""
+        given = {key: value for key, value in vars(self).items() if value and not of_channel(value, environment)}
+        return {key: value.removeprefix(_VARIABLE) for key, value in given.items()}
+
+
+_VARIABLE = "env:"
+
+
+def of_channel(given: str, environment: Mapping[str, str]) -> str:
+    """Return the value of a channel, or that of the environment variable that `env:NAME` names; "" if it is not set."""
+    return environment.get(given.removeprefix(_VARIABLE), "") if given.startswith(_VARIABLE) else given
+
 
 DEFAULT_TEAM = "default"
 """The team of all roots without a team."""

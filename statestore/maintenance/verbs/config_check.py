@@ -61,8 +61,11 @@ class Checked:
         return any(one.is_unreadable for one in self.findings)
 
 
-def examine(configuration: Configuration, found: Fleet | None) -> Checked:
-    """Examine a configuration. `found`: its checkpoints; None if they were not listed."""
+def examine(
+    configuration: Configuration, found: Fleet | None, *, environment: Mapping[str, str] | None = None
+) -> Checked:
+    """Examine a configuration. `found`: its checkpoints; None if they were not listed. `environment`: of the process that
+    sends the messages; None if it is unknown."""
     named: dict[str, Root | Parent]
     if found is None:
         named = {**configuration.roots, **configuration.parents}
@@ -70,7 +73,10 @@ def examine(configuration: Configuration, found: Fleet | None) -> Checked:
         named = {name: configuration.find(name) for name in (*configuration.roots, *found.queries, *found.waiting)}
     return Checked(
         explained=tuple(_explained(named[name], found) for name in sorted(named)),
-        findings=tuple(_findings(configuration, found, named)),
+        findings=(
+            *_findings(configuration, found, named),
+            *(() if environment is None else unset_channels(configuration, environment)),
+        ),
         teams={name: without_secrets(channels) for name, channels in sorted(configuration.teams.items())},
     )
 
@@ -164,6 +170,18 @@ def _unknown_teams(configuration: Configuration, named: Mapping[str, Root | Pare
             f"there is no table [teams.{team}]; {who} about {names[0]}{others} -> {hint} the table to one of the files"
         )
         yield ConfigFinding(subject=f"teams.{team}", problem=problem)
+
+
+def unset_channels(configuration: Configuration, environment: Mapping[str, str]) -> Iterator[ConfigFinding]:
+    """Yield the channels that get no message, because their environment variable is not set."""
+    for team, channels in sorted(configuration.teams.items()):
+        for key, variable in channels.unset(environment).items():
+            problem = (
+                f"the environment variable {variable!r} is not set or is empty in this process, so this channel "
+                "gets no messages -> correct the name, or set the variable for this process and for the one that sends the "
+                "messages"
+            )
+            yield ConfigFinding(subject=f"teams.{team}.{key}", problem=problem)
 
 
 def _unused_patterns(
