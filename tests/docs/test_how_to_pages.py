@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -80,10 +81,12 @@ def test_the_page_of_ones_own_dagster_leads_to_a_run_that_audits_the_query(machi
         assert instance.get_materialized_partitions(dg.AssetKey(["payments", "lineage"])) == {"orders"}
 
 
-def test_the_page_of_one_process_leads_to_a_service_with_metrics(machine: Machine) -> None:
+def test_the_page_of_one_process_leads_to_a_service_with_metrics(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = Page.of("how-to/maintain-without-dagster.md")
     for variable in ("PAYMENTS_SLACK", "PLATFORM_SLACK"):
-        machine.environment[variable] = f"http://127.0.0.1:{free_port()}/"
+        machine.environment[variable] = f"http://127.0.0.1:{free_port()}/?a=b&c=d"
     machine.write("/etc/statekeeper/payments.toml", page.file("/etc/statekeeper/payments.toml"))
     tried = machine.run(page.command("maintain --all --dry-run"), exit_code=3)
     shown = next(block for block in page.blocks if "longest tail" in block)
@@ -92,13 +95,28 @@ def test_the_page_of_one_process_leads_to_a_service_with_metrics(machine: Machin
     (header,) = re.findall(r"^┃ root .*$", shown, re.MULTILINE)
     assert header.split() in [line.split() for line in tried.splitlines()]
 
+    # From here on, only the file has the variables.
+    secrets = re.sub(
+        r"^(\w+)='.*'$",
+        lambda line: f"{line[1]}='{machine.environment.pop(line[1])}'",
+        page.file("/etc/statekeeper/secrets"),
+        flags=re.MULTILINE,
+    )
+    file = machine.write("/etc/statekeeper/secrets", secrets)
+    variables = dict(word.split("=", 1) for word in shlex.split(secrets, comments=True))
+    for variable in variables:
+        monkeypatch.delenv(variable, raising=False)
+
     unit = page.file("/etc/systemd/system/statekeeper.service").replace("\\\n", " ")
     (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
     port = str(free_port())
     command = machine.place(command).replace("9464", port)
     (machine.folder / "var" / "lib" / "statekeeper").mkdir(parents=True)
     with subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=machine.folder, env=machine.variables, stdout=subprocess.DEVNULL
+        ["bash", "-c", f"exec {command}"],
+        cwd=machine.folder,
+        env={**machine.variables, **variables},
+        stdout=subprocess.DEVNULL,
     ) as service:
         try:
             metrics = ""
@@ -115,7 +133,9 @@ def test_the_page_of_one_process_leads_to_a_service_with_metrics(machine: Machin
     assert service.returncode == 0
     assert (machine.folder / "var/lib/statekeeper/payments.json").exists()
 
-    machine.write("/etc/statekeeper/secrets", "export PAYMENTS_SLACK=$PAYMENTS_SLACK\n")
+    assert re.findall(r"^EnvironmentFile=(.*)$", machine.place(unit), re.MULTILINE) == [str(file)]
     (machine.folder / "var" / "lib" / "node_exporter").mkdir()
-    machine.run(page.command("*/5 * * * *").removeprefix("*/5 * * * * "), exit_code=3)
+    mail = machine.run(page.command("*/5 * * * *").removeprefix("*/5 * * * * "), exit_code=3)
+    assert "┏" not in mail, "the table is not in the mail"
+    assert ("is not set" in mail, "the webhook could not be called" in mail) == (False, True)
     assert 'query="orders"' in (machine.folder / "var/lib/node_exporter/statekeeper.prom").read_text()
