@@ -144,8 +144,8 @@ def _price_table(spark: _Side, ours: _Side) -> Table:
             f"Time is compressed {_COMPRESSION} times: a batch every {_COMPRESSED_BATCH_SECONDS:g} s and "
             f"Spark's maintenance every {MAINTENANCE_SECONDS} s stand for {_BATCH_SECONDS} s and 60 s.",
             "Statekeeper: one process `statekeeper maintain --all --watch 60s` in mode full. Its start and its first visit "
-            f"are not in the CPU, and {ours.outside_batches // _DUE_BATCHES} visits are, one for each {_DUE_BATCHES} batches. Its "
-            "requests are in the figures.",
+            f"are not in the CPU, and {ours.outside_batches // _DUE_BATCHES} visits are, one for each {_DUE_BATCHES} "
+            "batches. Its requests are in the figures.",
             "CPU in executors: Spark's maintenance threads. The RocksDB checkpoint that a task takes for a snapshot, and "
             "the threads of the S3 client, are not in it.",
             f"Prices of S3 Standard in us-east-1: {DOLLARS_PER_WRITE * 1000:g} dollars per 1,000 PUT, COPY, POST and LIST "
