@@ -18,7 +18,7 @@ from statekeeper.resources.worker import TOLD_TAG, tag_run
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import BadConfiguration, StatekeeperError
-from statekeeper.statestore.base.messages import with_next
+from statekeeper.statestore.base.messages import counted, with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.rounds import rounds
 from statekeeper.statestore.maintenance.rounds.visit import Problem, Status
@@ -323,7 +323,9 @@ def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = (
         check_name=ALL_QUERIES_HEALTHY.name,
         passed=not problems and bool(facts.rows),
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=printable(named or f"The audits of {len(facts.rows):,} queries have no finding.{not_examined}"),
+        description=printable(
+            named or f"The audit of {counted(len(facts.rows), 'query')} has no finding.{not_examined}"
+        ),
         metadata={"queries": len(facts.rows), "queries_with_findings": sum(not is_part(name) for name in problems)},
     )
 

@@ -10,6 +10,7 @@ from itertools import islice
 import dagster as dg
 
 from statekeeper.assets import metadata
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs.config import Policies, is_part
 from statekeeper.statestore.maintenance.verbs.fleet import Fleet
@@ -132,10 +133,10 @@ def summary(shown: list[Row]) -> dg.MarkdownMetadataValue:
     """Return the start of the page: how many queries, how many need a person, the worst one, and its next command."""
     ill = [one for one in shown if one.status != "OK"]
     if not ill:
-        return _lines([f"{_queries(len(shown))}: none needs a person." if shown else "No query was examined."])
+        return _lines([f"{counted(len(shown), 'query')}: none needs a person." if shown else "No query was examined."])
     team = f" (team {ill[0].team})" if ill[0].team else ""
     needs = "needs" if len(ill) == 1 else "need"
-    counts = f"{_queries(len(shown))}: {len(ill):,} {needs} a person."
+    counts = f"{counted(len(shown), 'query')}: {len(ill):,} {needs} a person."
     return _lines([counts, f"The worst is {ill[0].name}{team}: {ill[0].problem}"])
 
 
@@ -163,21 +164,17 @@ def _lines(texts: list[str]) -> dg.MarkdownMetadataValue:
 
 def _notes(found: Fleet, shown: list[Row], unhealthy: Mapping[str, str]) -> Iterator[str]:
     if slow := sum(one.is_slow for one in shown):
-        yield f"The predicted restore of {_queries(slow)} takes longer than the target."
+        yield f"The predicted restore of {counted(slow, 'query')} takes longer than the target."
     if found.waiting:
-        yield f"{_queries(len(found.waiting))} without a committed batch: not examined."
+        yield f"{counted(len(found.waiting), 'query')} without a committed batch: not examined."
     examined = [one for one in shown if one.health is not None]
     if unknown := sum(one.query_dollars is None for one in examined):
-        yield f"The cost of the requests of {_queries(unknown)} is not known: only a Python job records them."
+        yield f"The cost of the requests of {counted(unknown, 'query')} is not known: only a Python job records them."
     parts = {subject: problem for subject, problem in unhealthy.items() if is_part(subject)}
     for subject, problem in parts.items():
         are = "part of the configuration is" if len(parts) == 1 else "parts of the configuration are"
         yield f"{len(parts):,} {are} not used. The first is {subject}: {problem}"
         break
-
-
-def _queries(number: int) -> str:
-    return "1 query" if number == 1 else f"{number:,} queries"
 
 
 def table(shown: list[Row], clean_ages: Mapping[str, float]) -> dg.TableMetadataValue:

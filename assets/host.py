@@ -46,8 +46,9 @@ def missing_settings(settings: Mapping[str, Any], pool: str) -> Iterator[str]:
     """The settings that `dagster.yaml` lacks, each with its consequence and the lines to add. Pure."""
     if not _at(settings, "run_monitoring", "enabled"):
         yield (
-            "run monitoring is off: a run that was killed at its start stays active, and its queries are not maintained. "
-            "Add to dagster.yaml: run_monitoring: {enabled: true, max_runtime_seconds: 3600}"
+            "run monitoring is off: while the sensor dead_runs of this fleet is stopped, a run that was killed stays "
+            "active, and its queries are not maintained. Add to dagster.yaml: "
+            "run_monitoring: {enabled: true, max_runtime_seconds: 3600}"
         )
     if _at(settings, "concurrency", "pools", "default_limit") is None:
         yield (

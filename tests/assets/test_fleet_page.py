@@ -122,6 +122,17 @@ def test_a_healthy_page_shows_the_restore_time_against_its_target_and_the_cost_o
     assert "The cost of the requests of 2 queries is not known" in notes
 
 
+@pytest.mark.parametrize(("names", "counted"), [(["orders"], "1 query"), (["orders", "leads"], "2 queries")])
+def test_the_check_of_a_healthy_fleet_says_how_many_queries_were_audited(
+    fleet: Fleet, names: list[str], counted: str
+) -> None:
+    facts = gather(fleet)
+    rows = {name: replace(facts.rows[name], worst=None) for name in names}
+    check = all_queries_healthy(replace(facts, rows=rows, problems={}), fleet)
+    told = f"The audit of {counted} has no finding. Not examined, because they have no committed batch: later."
+    assert (check.passed, check.description) == (True, told)
+
+
 def test_each_number_of_the_table_has_a_unit_or_is_a_count() -> None:
     units = ("_seconds", "_changelogs", "_mib", "_per_day", "_files")
     counts = {"errors", "warnings", "stores", "version", "commits_left", "requests", "hours_since_clean_audit"}
