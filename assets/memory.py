@@ -6,7 +6,7 @@ sends the notice of each problem again.
 *Guarantee*: the memory is in Dagster's storage before a notice is sent: the generator of an op continues after its event
 was stored. It is stored again when the notice was accepted. So a killed run loses no notice. If it was killed in between,
 the next look sends the notice again, with the same id. A notice that no channel accepted is sent again at the next look,
-too.
+too; and to PagerDuty alone, a notice that only PagerDuty did not accept.
 """
 
 from __future__ import annotations
@@ -103,14 +103,13 @@ def tell(
     """
     notifier = names.notifier_in(context)
 
-    def send(notice: Notice) -> bool:
+    def send(notice: Notice) -> Notice | None:
         return notifier.send(notice, configuration, fleet=names.fleet)
 
     if known.told is not None and known.told.unsent is not None:
-        told, is_sent = told_again(known.told, send)
-        known = Known(told, known.red)
+        known = Known(told_again(known.told, send), known.red)
         yield observation(key, known, look)
-        if not is_sent:
+        if known.told is not None and known.told.is_waiting:
             return
     now_known, notice = next_notice(
         look.subject,
@@ -124,8 +123,8 @@ def tell(
         reminder_seconds=_REMINDER_SECONDS,
     )
     yield observation(key, Known(now_known, known.red), look)
-    if now_known is not None and notice is not None and send(notice):
-        yield observation(key, Known(sent(now_known), known.red), look)
+    if now_known is not None and notice is not None and (left := send(notice)) != notice:
+        yield observation(key, Known(sent(now_known, left), known.red), look)
 
 
 def tell_run(context: Any, names: Names, key: dg.AssetKey, run: dg.DagsterRun, error: str | None) -> None:

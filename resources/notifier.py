@@ -3,10 +3,10 @@
 import logging
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from statekeeper.statestore.base.redaction import printable, redacted
-from statekeeper.statestore.maintenance.rounds.delivery import deliver
+from statekeeper.statestore.maintenance.rounds.delivery import Silent, deliver
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.verbs.config import Channels, Configuration
 
@@ -27,6 +27,8 @@ class Notifier(dg.ConfigurableResource):
     alert_pagerduty: str = Field(default="", repr=False)
     alert_pagerduty_url: str = Channels.pagerduty_url
     ui_url: str = ""
+    _silent: Silent = PrivateAttr(default_factory=Silent)
+    """Of a run: Dagster makes an instance for each run and each tick."""
 
     @property
     def channels(self) -> Channels:
@@ -37,11 +39,12 @@ class Notifier(dg.ConfigurableResource):
         """The URL of a run; its id without a URL of the UI."""
         return f"{self.ui_url.rstrip('/')}/runs/{run_id}" if self.ui_url else run_id
 
-    def send(self, notice: Notice, configuration: Configuration, *, fleet: str) -> bool:
-        """Log a notice and send it. Returns whether a channel accepted it, or there is none."""
+    def send(self, notice: Notice, configuration: Configuration, *, fleet: str) -> Notice | None:
+        """Log a notice and send it. Returns what is left to send, as `deliver`."""
         _LOG.warning(printable(redacted(str(notice))))
         channels = configuration.channels_of(notice.team)
-        problems, is_sent = deliver(notice, self.channels if channels == Channels() else channels, fleet=fleet)
+        chosen = self.channels if channels == Channels() else channels
+        problems, left = deliver(notice, chosen, fleet=fleet, silent=self._silent)
         for problem in problems:
             _LOG.error("a notice of %s was not sent: %s", printable(notice.subject), problem)
-        return is_sent
+        return left

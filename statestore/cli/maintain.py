@@ -40,7 +40,7 @@ from statekeeper.statestore.cli.common import (
     workers_option,
 )
 from statekeeper.statestore.maintenance.rounds import metrics
-from statekeeper.statestore.maintenance.rounds.delivery import deliver
+from statekeeper.statestore.maintenance.rounds.delivery import Silent, deliver
 from statekeeper.statestore.maintenance.rounds.memory import Memory
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
@@ -186,17 +186,19 @@ def maintain(
             kept_bytes=kept_bytes,
         )
 
-    def tell(notice: Notice, configuration: Configuration) -> bool:
+    silent = Silent()
+
+    def tell(notice: Notice, configuration: Configuration) -> Notice | None:
         if not keeps:
-            return True
+            return None
         TALK.print(tables.plain(f"{utc(notice.at_seconds)} {notice}"), soft_wrap=True)
-        problems, is_sent = deliver(notice, configuration.channels_of(notice.team), fleet=name)
+        problems, left = deliver(notice, configuration.channels_of(notice.team), fleet=name, silent=silent)
         for problem in problems:
             TALK.print(
                 tables.plain(f"{utc(notice.at_seconds)} a notice of {notice.subject} was not sent: {problem}"),
                 soft_wrap=True,
             )
-        return is_sent
+        return left
 
     shown = _Shown(output, process.clock.now_seconds, lines=watch is not None)
     with Memory.opened((state or _state_file(ctx)) if keeps else None) as memory:
@@ -220,6 +222,7 @@ def maintain(
                 metrics.write(metrics_file, registry)
 
         def look() -> Round:
+            silent.clear()
             made = rounds.round(everything=not keeps)
             write_metrics()
             return made

@@ -4,7 +4,7 @@ It is no source of truth. Without it, a round visits every query once and sends 
 
 *Guarantee*: the file is replaced in one step, and written before a notice is sent and after it was accepted. So a killed
 process loses no notice. If it was killed in between, its successor sends the notice again, with the same id. A notice that
-no channel accepted is sent again, too.
+no channel accepted is sent again, too; and to PagerDuty alone, a notice that only PagerDuty did not accept.
 """
 
 from __future__ import annotations

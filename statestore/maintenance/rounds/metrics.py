@@ -164,7 +164,7 @@ def _families(fleet: str, memory: Memory, command: str) -> Iterator[Metric]:
     yield subjects
     unsent = GaugeMetricFamily(
         "statekeeper_unsent_notices",
-        "Notices that no channel of their team has accepted. They are sent again.",
+        "Notices that no channel of their team has accepted, or that PagerDuty has not. They are sent again.",
         labels=("fleet", "team"),
     )
     notices = Counter(known.unsent.team for known in told.values() if known.unsent is not None)

@@ -7,7 +7,9 @@ The status belongs to a subject: a query, or the fleet for a problem of the conf
 gets no notice of its own; the reminder shows the newest problem.
 
 A notice is recorded before it is sent, and again when a channel has accepted it. A process that is killed in between leaves
-it behind as *unsent*, and the next look sends it again, with the same id: see `Notice.id`.
+it behind as *unsent*, and the next look sends it again, with the same id: see `Notice.id`. If another channel has accepted
+it and PagerDuty has not, it is unsent only for PagerDuty, which pages a person. A newer notice replaces it then, because
+all notices of a subject are one incident.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import TypeAlias
 
 from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.maintenance.verbs.config import Policies
@@ -26,7 +29,7 @@ REMINDER_SECONDS = 86_400.0
 class Notice:
     """A change of a status, or a reminder. `since_seconds`: when the status before it began, or this one for a reminder.
     `run`: the URL or the name of the run that saw it; "" without one. `is_repeated`: it was sent before, and it is unknown
-    whether it was received."""
+    whether it was received. `only_pagerduty`: another channel has accepted it, and PagerDuty has not."""
 
     subject: str
     before: Status
@@ -39,6 +42,7 @@ class Notice:
     labels: Mapping[str, str] = field(default_factory=dict)
     run: str = ""
     is_repeated: bool = False
+    only_pagerduty: bool = False
 
     @property
     def id(self) -> str:
@@ -57,7 +61,7 @@ class Notice:
         about += [f"run: {self.run}"] if self.run else []
         named = f"{self.subject} ({', '.join(about)})" if about else self.subject
         change = f"still {self.now.name}" if self.is_reminder else f"{self.before.name} -> {self.now.name}"
-        again = " (sent again, because an interruption left it unknown whether you have it)" if self.is_repeated else ""
+        again = " (repeated: the channel did not confirm the first one)" if self.is_repeated else ""
         return f"{named}: {change}{again}: {self.text}"
 
 
@@ -70,7 +74,7 @@ class Told:
     told_seconds    time of the newest notice
     doubtful        the status that the last look found and that the next one must confirm; None without doubt
     team, owner     of the newest notice: they get the end of the problem, also if the configuration has changed since
-    unsent          the newest notice until a channel has accepted it
+    unsent          the newest notice until a channel has accepted it, and PagerDuty if the team has it
     """
 
     status: Status
@@ -81,19 +85,25 @@ class Told:
     owner: str = ""
     unsent: Notice | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no channel has the newest notice. The next notice waits for it."""
+        return self.unsent is not None and not self.unsent.only_pagerduty
 
-def sent(told: Told) -> Told | None:
-    """Return what is known of a subject after its notice was accepted. Pure."""
-    return None if told.status is Status.OK and told.doubtful is None else replace(told, unsent=None)
+
+Send: TypeAlias = Callable[[Notice], Notice | None]
+"""Sends a notice. Returns what is left to send: None, the notice, or the notice with `only_pagerduty`."""
 
 
-def told_again(told: Told, send: Callable[[Notice], bool]) -> tuple[Told | None, bool]:
-    """Send the notice that was left unsent. Returns what is known then, and whether nothing is left unsent."""
-    if told.unsent is None:
-        return told, True
-    if not send(replace(told.unsent, is_repeated=True)):
-        return told, False
-    return sent(told), True
+def sent(told: Told, left: Notice | None = None) -> Told | None:
+    """Return what is known of a subject after its notice was sent. `left`: see `Send`. Pure."""
+    is_over = told.status is Status.OK and told.doubtful is None and left is None
+    return None if is_over else replace(told, unsent=left)
+
+
+def told_again(told: Told, send: Send) -> Told | None:
+    """Send the notice that was left unsent. Returns what is known then."""
+    return told if told.unsent is None else sent(told, send(replace(told.unsent, is_repeated=True)))
 
 
 def next_notice(
@@ -127,7 +137,7 @@ def next_notice(
         since = told.since_seconds if told else now_seconds
         after = Told(status=status, since_seconds=now_seconds, told_seconds=now_seconds)
     elif told is None or status is Status.OK:
-        return None, None
+        return (None if told is None else sent(replace(told, doubtful=None), told.unsent)), None
     elif now_seconds - told.told_seconds < reminder_seconds:
         return replace(told, doubtful=None), None
     else:

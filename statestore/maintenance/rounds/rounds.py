@@ -81,7 +81,7 @@ class Rounds:
     people        what an invalid configuration says of the people to tell, as long as no valid one is known
     run_of        the run of a visit, with the share of the machine that it may use: (root, workers)
     command       options that a pasted command needs before its verb, such as `--config`
-    tell          sends a notice to people, and returns whether it was sent; if not, the next look sends it again
+    tell          sends a notice to people, and returns what is left to send, as `Send`; the next look sends it
     visited       called after each visit, from one thread at a time
     sweep_seconds a query is visited at least this often
     """
@@ -96,7 +96,7 @@ class Rounds:
         clock: Clock,
         people: Callable[[], Configuration] = Configuration,
         command: tuple[str, ...] = (),
-        tell: Callable[[Notice, Configuration], bool] = lambda notice, configuration: True,
+        tell: Callable[[Notice, Configuration], Notice | None] = lambda notice, configuration: None,
         visited: Callable[[Visit], None] = lambda visit: None,
         sweep_seconds: float = SWEEP_SECONDS,
         workers: int = WORKERS,
@@ -279,20 +279,17 @@ class Rounds:
             policies=policies,
         )
         self._know(subject, told)
-        if told is not None and notice is not None and self._tell(notice, self._newest):
-            self._know(subject, sent(told))
+        if told is not None and notice is not None:
+            self._know(subject, sent(told, self._tell(notice, self._newest)))
 
     def _tell_again(self, subject: str) -> bool:
-        """Send the notice that was left unsent. Returns whether nothing is left unsent."""
+        """Send the notice that was left unsent, once in a round. Returns whether the next notice may follow it."""
         told = self._memory.told.get(subject)
-        if told is None or told.unsent is None:
-            return True
-        if subject in self._refused:
-            return False
-        known, is_sent = told_again(told, lambda notice: self._tell(notice, self._newest))
-        self._know(subject, known)
-        self._refused |= set() if is_sent else {subject}
-        return is_sent
+        if told is not None and told.unsent is not None and subject not in self._refused:
+            told = told_again(told, lambda notice: self._tell(notice, self._newest))
+            self._know(subject, told)
+            self._refused |= {subject} if told is not None and told.unsent is not None else set()
+        return told is None or not told.is_waiting
 
     def _know(self, subject: str, told: Told | None) -> None:
         """Save what people know of a subject."""

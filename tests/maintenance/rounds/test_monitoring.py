@@ -212,7 +212,7 @@ def test_a_root_that_stays_without_a_batch_and_a_message_that_is_not_accepted_ra
         exp_alerts:
           - exp_labels: { fleet: prod, severity: critical, team: crm }
             exp_annotations:
-              summary: "no channel of the team crm accepts messages about its queries"
+              summary: "no channel of the team crm accepts messages about its queries, or PagerDuty does not"
               action: "Look for `was not sent` in the log of `statekeeper maintain`. For an environment variable that is not set, run with the environment of that process: statekeeper config check"
 """,  # noqa: E501
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -87,10 +87,15 @@ def test_an_unsent_notice_is_sent_again_with_its_id_until_it_is_accepted() -> No
     assert notice is not None
     assert told.unsent == notice
     received: list[Notice] = []
-    known, is_sent = told_again(told, lambda one: bool(received.append(one)))
-    assert (known, is_sent) == (told, False)
-    known, is_sent = told_again(told, lambda one: not received.append(one))
-    assert is_sent
+
+    def refused(one: Notice) -> Notice:
+        received.append(one)
+        return one
+
+    known = told_again(told, refused)
+    assert known is not None
+    assert known.is_waiting
+    known = told_again(known, lambda one: received.append(one))
     assert [(one.id, one.is_repeated, one.team) for one in received] == [(notice.id, True, "a")] * 2
     assert known == sent(told)
     assert next_notice("orders", known, ERROR, "error", now_seconds=200) == (known, None)
@@ -100,6 +105,33 @@ def test_an_unsent_notice_is_sent_again_with_its_id_until_it_is_accepted() -> No
     assert resolved.team == "a", "the team that knows of the problem, although no configuration names the query"
     assert resolved.id != notice.id
     assert sent(over) is None
+
+
+def test_a_notice_that_only_pagerduty_lacks_is_kept_for_it_and_does_not_delay_the_next_one() -> None:
+    def page_refused(one: Notice) -> Notice:
+        return replace(one, only_pagerduty=True)
+
+    told, notice = next_notice("orders", None, ERROR, "error", now_seconds=100)
+    assert told is not None
+    assert notice is not None
+    known = sent(told, page_refused(notice))
+    assert known is not None
+    assert not known.is_waiting
+    assert next_notice("orders", known, ERROR, "error", now_seconds=160) == (known, None)
+    known, resolved = next_notice("orders", known, OK, "ok", now_seconds=220)
+    assert known is not None
+    assert resolved is not None
+    assert known.unsent == resolved, "it replaces the one before it"
+    known = sent(known, page_refused(resolved))
+    assert known is not None
+    for now, is_certain in ((280, True), (340, False), (400, True)):
+        known, none = next_notice(
+            "orders", known, OK if is_certain else ERROR, "", now_seconds=now, is_certain=is_certain
+        )
+        assert none is None
+        assert known is not None
+        assert known.unsent == replace(resolved, only_pagerduty=True)
+    assert told_again(known, lambda one: None) is None
 
 
 def test_a_clock_that_is_set_back_causes_no_notice() -> None:

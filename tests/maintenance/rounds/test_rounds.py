@@ -41,6 +41,7 @@ class Fleet:
     told: list[Notice] = field(default_factory=list)
     tell: Callable[[Notice], None] = lambda notice: None
     is_reachable: bool = True
+    is_paging: bool = True
     lost_from: Path = Path()
 
     @property
@@ -63,10 +64,12 @@ class Fleet:
     def rounds(self, memory: Memory) -> Rounds:
         """The rounds of one process."""
 
-        def tell(notice: Notice, _: Configuration) -> bool:
+        def tell(notice: Notice, _: Configuration) -> Notice | None:
             self.tell(notice)
             self.told.append(notice)
-            return self.is_reachable
+            if not self.is_paging:
+                return replace(notice, only_pagerduty=True)
+            return None if self.is_reachable else notice
 
         return Rounds(
             "fleet",
@@ -210,7 +213,7 @@ def test_a_notice_whose_sender_is_killed_is_sent_again_at_once_with_the_same_id(
     [_, again] = fleet.told
     assert again == replace(first, is_repeated=True)
     assert again.id == first.id
-    assert "sent again" in str(again)
+    assert "(repeated: the channel did not confirm the first one)" in str(again)
 
 
 def test_a_query_that_can_be_read_again_is_visited_and_its_team_is_told_at_once(fleet: Fleet) -> None:
@@ -245,6 +248,24 @@ def test_a_notice_that_no_channel_accepts_is_sent_again_at_the_next_look(fleet: 
         fleet.clock.sleep(SWEEP_SECONDS)
         fleet.round()
     assert fleet.news() == ["team-orders: orders ERROR -> OK"] * 2
+
+
+def test_a_notice_that_only_pagerduty_lacks_is_sent_to_it_at_each_look_by_each_process(fleet: Fleet) -> None:
+    fleet.is_paging = False
+    lost = fleet.lost("orders")
+    fleet.round()
+    fleet.clock.sleep(60)
+    fleet.round()
+    assert [(one.now.name, one.only_pagerduty) for one in fleet.told] == [("ERROR", False), ("ERROR", True)]
+    lost.rename(fleet.lost_from)
+    fleet.told.clear()
+    fleet.clock.sleep(240)
+    fleet.round()
+    fleet.is_paging = True
+    fleet.round()
+    shown = [(one.now.name, one.only_pagerduty, one.is_repeated) for one in fleet.told]
+    assert shown == [("ERROR", True, True), ("OK", False, False), ("OK", True, True)]
+    assert json.loads(fleet.state.read_text())["told"] == {}
 
 
 def test_a_parent_that_can_be_listed_again_is_not_said_to_be_gone(fleet: Fleet) -> None:
@@ -285,7 +306,7 @@ def test_a_broken_configuration_is_told_and_the_newest_valid_one_stays(fleet: Fl
             ),
             memory,
             clock=fleet.clock,
-            tell=lambda notice, _: told.append(notice) is None,
+            tell=lambda notice, _: told.append(notice),
         )
         rounds.round()
         fleet.write("[roots.orders")
@@ -323,7 +344,7 @@ def test_a_broken_file_or_root_is_told_to_its_owner_and_stops_no_other_query(fle
             memory,
             clock=fleet.clock,
             command=("--config", "teams"),
-            tell=lambda notice, _: told.append(notice) is None,
+            tell=lambda notice, _: told.append(notice),
         )
         rounds.round()
         orders, views = teams / "orders.toml", teams / "views.toml"
