@@ -22,7 +22,7 @@ from statekeeper.assets.names import Names
 from statekeeper.assets.progress import Progress
 from statekeeper.assets.sources import Sources
 from statekeeper.assets.verdicts import verdicts
-from statekeeper.assets.visits import CHECKS, LINEAGE, RETENTION, SNAPSHOT, Recorder, Shown, shown
+from statekeeper.assets.visits import CHECKS, LEFT_TO_SPARK, LINEAGE, RETENTION, SNAPSHOT, Recorder, Shown, shown
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import TOLD_TAG, tag_run
 from statekeeper.statestore.base.clock import SystemClock
@@ -111,6 +111,8 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         run = run_of(context, fleet, query)
         one = shown(visit(name, run, takes=SNAPSHOT in chosen, deletes=RETENTION in chosen), query)
         yield from recorder.recorded(context, configuration, one, chosen=chosen, is_asset=True)
+        if one.done.is_left_to_spark:
+            _log(context, one.done)
         _log_verdicts(context, names, recorder, configuration, chosen)
         if not one.done.has_failed:
             tell_run(context, names, recorder.memory, context.run, None)
@@ -235,7 +237,8 @@ def _as_they_end(work: Callable[[Item], Result], items: Sequence[Item], workers:
         pool.shutdown(cancel_futures=True)
 
 
-def _log(context: dg.OpExecutionContext, done: Visit) -> None:
+def _log(context: dg.OpExecutionContext | dg.AssetExecutionContext, done: Visit) -> None:
     log = context.log.info if done.status is Status.OK else context.log.warning
     held = "; another maintainer holds the lease" if done.is_held else ""
-    log(printable(f"{done.name}: {done.status.name}: {done.text}{held}"))
+    spark = f". {LEFT_TO_SPARK}" if done.is_left_to_spark else ""
+    log(printable(f"{done.name}: {done.status.name}: {done.text}{held}{spark}"))

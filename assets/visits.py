@@ -44,6 +44,9 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
 }
 """The checks of the assets of a visit."""
 
+LEFT_TO_SPARK = "Spark maintains it: with the default provider, Spark takes the snapshots and deletes old files"
+"""Of a query that is only audited."""
+
 Event: TypeAlias = Any
 """What an op or an asset yields."""
 
@@ -83,6 +86,8 @@ def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
         looked = replace(done.audited, requests=done.requests)
         picture = pictures.of_lineage(looked.facts, looked.audit)
         of_audit = {"picture": picture, **metadata.of_audit(looked)}
+        if done.is_left_to_spark:
+            of_audit["maintained_by"] = LEFT_TO_SPARK
         yield Part(LINEAGE, of_audit, tuple(lineage_checks(looked.audit, query)))
     is_made = done.retention is not None and not done.retention.own and Retention.name not in done.failed
     if is_made and done.retention is not None and done.after is not None:

@@ -279,6 +279,7 @@ def _object(one: Visit) -> dict[str, Any]:
         "status": one.status.name,
         "problems": [{"status": problem.status.name, "text": problem.text} for problem in one.problems],
         "is_held": one.is_held,
+        "is_left_to_spark": one.is_left_to_spark,
         "snapshots_taken": len(one.taken.taken),
         "snapshots_failed": len(one.taken.failed),
         "deleted_files": sum(step.files for step in one.deleted),
@@ -291,6 +292,7 @@ def _object(one: Visit) -> dict[str, Any]:
 
 def _line(one: Visit) -> str:
     did = f"{counted(len(one.taken.taken), 'snapshot')}, {counted(sum(step.files for step in one.deleted), 'file')} deleted"
+    did = "Spark maintains it, only audited" if one.is_left_to_spark else did
     held = "; another maintainer holds the lease" if one.is_held else ""
     problem = f"; {one.problems[0].text}" if one.problems else ""
     return f"{one.name}: {one.status.name}: {did}, {one.requests.total:,} requests, {one.seconds:,.1f} s{held}{problem}"
@@ -301,7 +303,9 @@ def _print(console: Console, visits: list[Visit], made: Round) -> None:
     table = tables.table(f"{counted(len(visits), 'checkpoint')} maintained", *columns)
     for one in visits:
         found = metrics.gauges_of(one)
-        taken, deleted = len(one.taken.taken), sum(step.files for step in one.deleted)
+        taken, deleted = str(len(one.taken.taken)), str(sum(step.files for step in one.deleted))
+        if one.is_left_to_spark:
+            taken = deleted = "by Spark"
         cells = (found.get("version", ""), found.get("tail_changelogs", ""), taken, deleted, one.requests.total)
         tables.add(table, one.name, one.status.name, *cells, f"{one.seconds:.1f}")
     if visits:

@@ -19,11 +19,13 @@ from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names
 from statekeeper.assets.partitions import QUERY_SET, STORE_SET
 from statekeeper.assets.progress import UNFINISHED_TAG
+from statekeeper.assets.visits import LEFT_TO_SPARK
 from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.worker import TOLD_TAG, Worker
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.maintenance.records import lease
+from statekeeper.statestore.maintenance.rounds import delivery
 from statekeeper.statestore.maintenance.rounds.due import Asked, Cursor
 from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS
 from statekeeper.statestore.storage import open_storage
@@ -32,6 +34,7 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.running import REPOSITORY
 from tests.support.s3_server import S3Server
 from tests.support.webhooks import Webhook
+from tests.support.written import Written, written_checkpoints
 
 ASSETS = ("snapshot", "lineage", "retention")
 EVERY = ["flights", "jobs.clicks", "jobs.orders"]
@@ -287,6 +290,45 @@ def test_a_notice_that_no_channel_accepted_is_sent_again_at_the_next_visit(
     for _ in range(2):
         run(definitions, instance, "flights")
     assert changes(webhook) == [("flights", "OK", "ERROR")] * 2
+
+
+def test_a_webhook_that_hangs_costs_one_wait_in_a_run(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    configuration: Path,
+    fleet: dict[str, Checkpoint],
+    webhook: Webhook,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "_TIMEOUT_SECONDS", 0.1)
+    with_webhook(configuration, webhook)
+    webhook.hangs = True
+    for name in ("jobs.clicks", "jobs.orders"):
+        broken(fleet[name])
+    for runs in (1, 2):
+        run(definitions, instance, "jobs.clicks", "jobs.orders")
+        assert len(webhook.bodies) == runs
+
+
+def test_a_query_that_spark_maintains_is_audited_and_its_run_succeeds(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path
+) -> None:
+    (archive,) = (one for one in written_checkpoints("hdfs") if one.stem.endswith("hdfs-aggregation"))
+    written = Written.unpacked(archive, configuration.parent / "spark")
+    written.checkpoint.rename(configuration.parent / "flights")
+    by_hand = definitions.resolve_job_def("maintain_query")
+    runs = (
+        run(definitions, instance, "flights"),
+        by_hand.execute_in_process(instance=instance, partition_key="flights", raise_on_error=False),
+    )
+    for result in runs:
+        assert result.success
+        assert materialized(result) == {"flights": ["lineage"]}
+        assert red(result) == set()
+    assert tags(instance, runs[0])[UNFINISHED_TAG] == "none"
+    (shown,) = instance.fetch_materializations(dg.AssetKey("lineage"), limit=1).records
+    assert shown.asset_materialization is not None
+    assert shown.asset_materialization.metadata["maintained_by"].value == LEFT_TO_SPARK
 
 
 def test_an_error_that_may_pass_is_told_if_two_consecutive_visits_find_it(

@@ -16,10 +16,13 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from statekeeper.statestore.maintenance.rounds import delivery
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
 from tests.support.s3_server import S3Server
+from tests.support.webhooks import Webhook
+from tests.support.written import Written, written_checkpoints
 
 
 @pytest.fixture
@@ -80,6 +83,37 @@ def test_a_root_that_cannot_be_read_is_shown_beside_the_others(config: Path, tmp
     body = json.loads(result.stdout)
     assert [one["root"] for one in body["visits"]] == ["orders"]
     assert result.exit_code == {"ERROR": 1, "WARN": 3}[body["absent"]["broken"]["status"]]
+
+
+def test_a_webhook_that_hangs_costs_one_wait_in_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_TIMEOUT_SECONDS", 0.1)
+    config = tmp_path / "prod.toml"
+    with Webhook.opened() as webhook:
+        webhook.hangs = True
+        teams = f'[defaults]\nteam = "payments"\n[teams.payments]\nslack = "{webhook.url}"\n'
+        config.write_text(teams + "".join(f'[roots.{name}]\nurl = "{tmp_path / name}"\n' for name in ("a", "b", "c")))
+        for passes in (1, 2):
+            shown = run("--config", config, "maintain", "--all", "--once", "--state", tmp_path / "state.json")
+            assert len(webhook.bodies) == passes
+            assert shown.stderr.count("OK -> WARN") == 3
+            assert shown.stderr.count("it has just failed to answer") == 2
+
+
+def test_a_query_that_spark_maintains_is_audited_and_is_no_failure(tmp_path: Path) -> None:
+    (archive,) = (one for one in written_checkpoints("hdfs") if one.stem.endswith("hdfs-aggregation"))
+    written = Written.unpacked(archive, tmp_path)
+    shown = run("maintain", written.checkpoint)
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.count("by Spark") == 2
+    (one,) = visits(run("maintain", written.checkpoint, "--output", "json")).values()
+    assert (one["status"], one["problems"], one["is_left_to_spark"]) == ("OK", [], True)
+    assert one["figures"]["stores"] == 2
+    for file in written.checkpoint.glob("state/0/0/[0-9]*"):
+        file.unlink()
+    shown = run("maintain", written.checkpoint)
+    assert shown.exit_code == 3
+    assert "ERROR: " in shown.output
+    assert "convert" not in shown.output
 
 
 @pytest.mark.parametrize(

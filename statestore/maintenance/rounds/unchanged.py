@@ -92,6 +92,7 @@ def _settled_at(entries: Sequence[Entry], grace_seconds: float) -> float:
 
 
 def _had_nothing_to_do(done: Visit) -> bool:
-    is_complete = done.after is not None and done.snapshots is not None and done.retention is not None
+    is_maintained = done.snapshots is not None and done.retention is not None
+    is_complete = done.after is not None and (is_maintained or done.is_left_to_spark)
     made = done.taken.taken or done.taken.failed or done.deleted
     return is_complete and not (done.has_failed or done.is_held or made)

@@ -1,6 +1,8 @@
 """A visit to one query: takes the snapshots that are due, audits, and applies retention.
 
 One gathering of facts serves the audit and retention. A second audit follows only if files were deleted.
+
+Spark maintains the checkpoints of its default provider itself, in the executors. A visit only audits them.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from statekeeper.statestore.base.errors import (
     LeaseLost,
     RootHeld,
     StatekeeperError,
+    UnsupportedProvider,
     VersionNotLoadable,
 )
 from statekeeper.statestore.base.messages import counted, with_next
+from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, DeletionOutcome
@@ -69,6 +73,7 @@ class Visit:
 
     is_unchanged  only the files were listed: they are those of an earlier visit, which had nothing to do. Its audit and its
                   problems are shown again
+    is_left_to_spark  the query uses Spark's default provider, whose snapshots and deletions Spark makes: only audited
     """
 
     name: str
@@ -82,6 +87,7 @@ class Visit:
     requests: RequestCounts
     seconds: float
     is_unchanged: bool = False
+    is_left_to_spark: bool = False
 
     @property
     def status(self) -> Status:
@@ -150,6 +156,10 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         snapshots = replace(prepare(Snapshot(), looking), run=run)
         if takes:
             snapshots = unattended(snapshots)
+    except UnsupportedProvider as error:
+        done = _only_audited(name, run, looking, error)
+        seconds = run.clock.monotonic_seconds() - started
+        return replace(done, requests=run.storage.requests.since(before), seconds=seconds)
     except StatekeeperError as error:
         errors.append(error)
         failed.add(Snapshot.name)
@@ -198,12 +208,48 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
 
 def _audited(run: Run) -> Looked | None:
     """Audit a checkpoint for which no retention can be planned. None if it cannot be audited either."""
-    before = run.storage.requests.snapshot()
     try:
-        facts = audit.gather(run.storage)
+        return _audit(run)
     except StatekeeperError:
         return None
+
+
+def _audit(run: Run) -> Looked:
+    before = run.storage.requests.snapshot()
+    facts = audit.gather(run.storage)
     return Looked(facts, judged(facts, run.policies), None, run.storage.requests.since(before))
+
+
+def _only_audited(name: str, run: Run, looking: Run, unsupported: UnsupportedProvider) -> Visit:
+    """Visit a query whose snapshots Statekeeper cannot take. With Spark's default provider, that is no error.
+
+    `looking`: the run with remembered reads.
+    """
+    audited: Looked | None = None
+    errors: list[StatekeeperError] = []
+    try:
+        audited = _audit(looking)
+    except StatekeeperError as error:
+        errors.append(error)
+    is_left_to_spark = audited is not None and audited.facts.root.provider is Provider.HDFS_BACKED
+    if audited is not None and not is_left_to_spark:
+        errors.append(unsupported)
+    for one in errors:
+        one.name_root(run.pasteable)
+    after = None if audited is None else audited.audit
+    return Visit(
+        name=name,
+        snapshots=None,
+        retention=None,
+        audited=audited,
+        after=after,
+        errors=tuple(errors),
+        failed=frozenset({Snapshot.name, Retention.name} if errors else ()),
+        problems=tuple(dict.fromkeys(_problems(run, None, after, errors))),
+        requests=RequestCounts(),
+        seconds=0.0,
+        is_left_to_spark=is_left_to_spark,
+    )
 
 
 def failed_visit(name: str, error: StatekeeperError, *, seconds: float, next_command: str) -> Visit:
