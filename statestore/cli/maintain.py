@@ -51,6 +51,7 @@ from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.storage import open_storage
 
 _MOST_PROBLEMS = 50
+_LEAST_WATCH_SECONDS = 1.0
 
 
 class _Terminated(KeyboardInterrupt):
@@ -151,6 +152,8 @@ def maintain(
         raise click.UsageError("--watch and --once need --all")
     if watch is not None and once:
         raise click.UsageError("give either --watch or --once")
+    if watch is not None and watch < _LEAST_WATCH_SECONDS:
+        raise click.UsageError(f"--watch needs an interval of at least {_LEAST_WATCH_SECONDS:.0f}s, for example 60s")
     if listen is not None and watch is None:
         raise click.UsageError("--listen needs --watch")
     ctx = click.get_current_context()

@@ -125,6 +125,7 @@ def test_a_query_that_spark_maintains_is_audited_and_is_no_failure(tmp_path: Pat
         ("maintain", "--all", "--watch", "1s", "--once"),
         ("maintain", "--all", "--once", "--listen", "127.0.0.1:1"),
         ("maintain", "--all", "--watch", "1s", "--listen", "1"),
+        ("maintain", "--all", "--watch", "0s"),
     ],
 )
 def test_options_that_contradict_each_other_are_rejected(given: tuple[str, ...], config: Path) -> None:
@@ -142,7 +143,7 @@ def watching(config: Path, *options: object) -> Iterator[subprocess.Popen[str]]:
         "maintain",
         "--all",
         "--watch",
-        "0.2s",
+        "1s",
         *options,
     ]
     with subprocess.Popen(
