@@ -436,6 +436,8 @@ def test_an_expected_query_without_a_batch_is_a_warning_until_a_visit_finds_it_h
     definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, webhook: Webhook
 ) -> None:
     with_webhook(configuration, webhook)
+    # The parent has a folder, so it is no subject of a message.
+    (configuration.parent / "jobs" / "new").mkdir(parents=True)
     for _ in range(2):
         examine(definitions, instance)
     assert changes(webhook) == [("flights", "OK", "WARN")]
@@ -449,6 +451,7 @@ def test_a_root_that_cannot_be_reached_is_told_at_the_second_look(
     definitions: dg.Definitions, instance: dg.DagsterInstance, configuration: Path, webhook: Webhook
 ) -> None:
     with_webhook(configuration, webhook)
+    (configuration.parent / "jobs" / "new").mkdir(parents=True)
     configuration.write_text(configuration.read_text().replace('url = "flights"', 'url = "ftp://nowhere/flights"'))
     examine(definitions, instance)
     assert webhook.bodies == []
