@@ -21,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from dagster import DagsterRunStatus
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
+from filelock import FileLock
 
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from tests.support.checkpoints import Checkpoint
@@ -135,7 +136,12 @@ def test_the_page_of_one_process_leads_to_a_service_with_metrics(
 
     assert re.findall(r"^EnvironmentFile=(.*)$", machine.place(unit), re.MULTILINE) == [str(file)]
     (machine.folder / "var" / "lib" / "node_exporter").mkdir()
-    mail = machine.run(page.command("*/5 * * * *").removeprefix("*/5 * * * * "), exit_code=3)
+    machine.environment["XDG_STATE_HOME"] = str(machine.folder / "state")
+    cron = page.command("*/5 * * * *").removeprefix("*/5 * * * * ")
+    mail = machine.run(cron, exit_code=3)
     assert "┏" not in mail, "the table is not in the mail"
     assert ("is not set" in mail, "the webhook could not be called" in mail) == (False, True)
     assert 'query="orders"' in (machine.folder / "var/lib/node_exporter/statekeeper.prom").read_text()
+    (state,) = (machine.folder / "state" / "statekeeper").glob("payments-*.json")
+    with FileLock(f"{state}.lock"):
+        machine.run(cron, exit_code=11)
