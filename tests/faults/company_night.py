@@ -320,12 +320,17 @@ def damages_of(world: World) -> list[Damage]:
         query = world.queries[name("ads", native + 1)]
         with query.lock:
             assert query.job is not None
-            # So many batches that the query is due; then its job stops.
-            query.job.grow(LONG_TAIL)
+            # Its job stops when it has so many batches that the query is due.
             query.grows = False
-            found = newest(query, ".changelog")
-            assert found is not None
-            found.write_bytes(found.read_bytes()[:20])
+            while True:
+                query.job.grow(1)
+                found = newest(query, ".changelog")
+                assert found is not None
+                found.write_bytes(found.read_bytes()[:20])
+                # Race: a visit took a snapshot of this version before.
+                if _newest_snapshot(query) < query.newest:
+                    break
+            query.job.grow(LONG_TAIL)
             return found.name
 
     def missing_table() -> str | None:
