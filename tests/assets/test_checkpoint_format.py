@@ -74,7 +74,7 @@ def test_an_incomplete_switchover_is_red_until_a_launch_completes_or_aborts_it(
             return Fault.LOST_REPLY if request.path == names.switchover(1, "cleared") else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
         result = launched(definitions, instance, to="V1", do="APPLY", confirm_stopped=True)
     assert not result.success
     assert not checks(result)["nothing_left_half_switched"].passed

@@ -76,7 +76,7 @@ def test_an_incomplete_conversion_is_red_until_a_launch_reverses_it(
             return Fault.LOST_REPLY if request.kind in WRITES and "made-" in request.path else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
         result = launched(definitions, instance, do="APPLY", confirm_stopped=True, for_spark="V4_2")
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]

@@ -86,7 +86,7 @@ def test_an_incomplete_edit_is_red_until_a_launch_completes_or_reverses_it(
 
     for end in ("ABORT", "APPLY"):
         with monkeypatch.context() as patched:
-            patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
+            patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
             result = launched(definitions, instance, **DELETE, do="APPLY", confirm_stopped=True)
         assert not result.success
         red = checks(result)["nothing_left_half_switched"]

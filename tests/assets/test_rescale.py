@@ -102,7 +102,7 @@ def test_an_incomplete_rescale_is_red_until_a_launch_completes_or_reverses_it(
             return Fault.LOST_REPLY if request.kind in WRITES and "made-" in request.path else None
 
     with monkeypatch.context() as patched:
-        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_: Dying(storage))
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
         result = launched(definitions, instance, partitions=5, do="APPLY", confirm_stopped=True)
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]

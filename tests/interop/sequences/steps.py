@@ -519,8 +519,8 @@ def faulty(root: str, plan: Mapping[int, Fault]) -> Iterator[list[FaultyStorage]
     """Commands open this root through a storage that fails as planned."""
     opened: list[FaultyStorage] = []
 
-    def open_faulty(spec: StorageSpec) -> Storage:
-        storage = open_storage(spec)
+    def open_faulty(spec: StorageSpec, *, is_hurried: bool) -> Storage:
+        storage = open_storage(spec, is_hurried=is_hurried)
         if not storage.url.endswith(root.removeprefix("s3://")):
             return storage
         opened.append(FaultyStorage(storage, plan))
