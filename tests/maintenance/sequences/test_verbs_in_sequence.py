@@ -229,7 +229,8 @@ def test_lost_or_edited_logs_are_an_error_with_the_command_that_leads_to_a_start
     else:
         command = f"statekeeper rewind {storage.url} --to-batch 1"
         assert error.action.endswith(command)
-        assert command in _run("repair", checkpoint, exit_code=3), "repair points to the command that works"
+        named = f"statekeeper rewind {checkpoint} --to-batch 1"
+        assert named in _run("repair", checkpoint, exit_code=3), "repair points to the command that works"
         _run("rewind", checkpoint, "--to-batch", "1", *APPLY)
     _assert_clean(checkpoint, tmp_path / "scratch")
 
