@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ def company(tmp_path: Path) -> Iterator[Company]:
                 yield Company(tmp_path, instance, process)
         finally:
             server.terminate()
+            # Dagster's server sometimes waits for its own child without an end.
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(30)
+            server.kill()
 
 
 def test_the_command_of_the_container_serves_a_fleet_and_a_run_of_it_only_reads(company: Company) -> None:
