@@ -49,6 +49,7 @@ _REGIONS = {None: "us-east-1", "aws-global": "us-east-1"}
 """The regions of signatures for what botocore calls a region and is none."""
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ANSWER = re.compile(r"status code: (?P<status>\d{3})[\s\S]*?<Code>(?P<code>\w+)</Code>")
+_CONFLICT = "status code: 412"
 _SAME_FOR_ALL_CLIENTS = frozenset({404, 416, 429, 500, 502, 503, 504})
 """Statuses that do not depend on how the request was signed or addressed."""
 
@@ -245,8 +246,8 @@ class QuickReads:
         try:
             store.put(key, data, mode="create", use_multipart=False)
         except AlreadyExistsError as error:
-            # Not for 409, which means that another create is not decided yet.
-            if "412" not in str(error):
+            # A 409 means that another create is not decided yet. The message also has the key, which may contain any number.
+            if _CONFLICT not in str(error):
                 raise
             raise _client_error("PreconditionFailed", 412, error, "PutObject") from None
         except FAILURES as error:

@@ -107,6 +107,12 @@ def test_a_create_that_object_store_cannot_make_is_made_by_botocore(rejecting: S
     assert storage.read("name") == b"bytes"
 
 
+def test_a_create_that_is_not_decided_yet_is_sent_again_whatever_the_name(s3_server: S3Server) -> None:
+    storage = opened(s3_server)
+    s3_server.next("PUT", "root/412_a", Wire.UNDECIDED)
+    assert storage.create("412_a", b"bytes") is Created.NEW
+
+
 def test_a_create_whose_reply_is_lost_is_found_to_be_ones_own(s3_server: S3Server) -> None:
     storage = opened(s3_server)
     s3_server.next("PUT", "root/name", Wire.LOSE_REPLY)

@@ -32,6 +32,7 @@ class Wire(Enum):
 
     LOSE_REPLY = "done by the store, then the connection breaks"
     REFUSE = "answered with 503 SlowDown, not done"
+    UNDECIDED = "answered with 409 ConditionalRequestConflict, not done: another create is not decided yet"
     NO_UPLOAD = "answered with 404 NoSuchUpload, not done; moto answers 500 for an unknown upload"
     CUT = "half of the body arrives, then the connection breaks"
     HOLD = "not done until the test releases it"
@@ -140,6 +141,10 @@ class S3Server:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"]
+        if wire is Wire.UNDECIDED:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start("409 Conflict", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>ConditionalRequestConflict</Code><Message>Try again.</Message></Error>"]
         if wire is Wire.NO_UPLOAD:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("404 Not Found", [("Content-Type", "application/xml")])

@@ -76,7 +76,7 @@ class Unchanged:
     def _look(self, run: Run, now_seconds: float) -> _Files:
         entries = run.storage.list("", hidden=True)
         omitted = run.storage.omissions.below("")
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(f"{run.storage.url}\n".encode(), digest_size=16)
         for one in entries:
             digest.update(f"{one.path}\0{one.size_bytes}\0{one.modified_at_seconds}\0{one.etag}\n".encode())
         for skipped in omitted:
