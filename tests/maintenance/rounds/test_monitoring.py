@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -221,7 +222,7 @@ def test_a_root_that_stays_without_a_batch_and_a_message_that_is_not_accepted_ra
 @pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed: apt-get install prometheus"
 )
-def test_a_damaged_root_fires_its_alert_in_a_prometheus_that_scrapes_the_process(tmp_path: Path) -> None:
+def test_a_damaged_root_fires_its_alert_and_fills_the_panels_of_a_prometheus(tmp_path: Path) -> None:
     damaged = Checkpoint(open_storage(str(tmp_path / "orders")), tmp_path / "job")
     damaged.grow(3)
     max((tmp_path / "orders/state/0/0").glob("*.changelog")).unlink()
@@ -259,7 +260,25 @@ scrape_configs:
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{theirs}/api/v1/alerts") as answer:
                 firing = (one for one in json.load(answer)["data"]["alerts"] if one["state"] == "firing")
                 alerts = {one["labels"]["alertname"]: {**one["labels"], **one["annotations"]} for one in firing}
+        shown = {expression: _answer_of(theirs, expression) for expression in _expressions_of_panels()}
+    assert shown
+    assert [expression for expression, series in shown.items() if not series] == [], "panels without data"
     found = alerts["StatekeeperQueryDamaged"]
     assert (found["team"], found["query"], found["severity"]) == ("payments", "orders", "critical")
     assert found["action"] == f"Run: statekeeper --config {tmp_path}/prod.toml audit orders"
     assert "StatekeeperNotMaintained" not in alerts
+
+
+def _expressions_of_panels() -> list[str]:
+    """The expressions of the dashboard, for all fleets and teams."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    asked = (target["expr"] for panel in panels for target in panel.get("targets", ()))
+    return [one.replace("$fleet", ".+").replace("$team", ".+") for one in asked]
+
+
+def _answer_of(port: int, expression: str) -> list[object]:
+    """The series that Prometheus returns for an expression. An invalid one is an HTTP error."""
+    query = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{query}") as answer:
+        series: list[object] = json.load(answer)["data"]["result"]
+    return series
