@@ -246,7 +246,7 @@ class QuickReads:
         try:
             store.put(key, data, mode="create", use_multipart=False)
         except AlreadyExistsError as error:
-            # A 409 means that another create is not decided yet. The message also has the key, which may contain any number.
+            # A 409 means that another create is not decided yet. The message also has the key, which may contain "412".
             if _CONFLICT not in str(error):
                 raise
             raise _client_error("PreconditionFailed", 412, error, "PutObject") from None
