@@ -1,6 +1,7 @@
 """A visit to one query: takes the snapshots that are due, audits, and applies retention.
 
-One gathering of facts serves the audit and retention. A second audit follows only if files were deleted.
+One look at the files serves the three steps: each folder is listed once. Snapshots that were taken, and files that were
+deleted, change what the next step must see, so a new look follows them.
 
 Spark maintains the checkpoints of its default provider itself, in the executors. A visit only audits them.
 """
@@ -151,13 +152,17 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
     errors: list[StatekeeperError] = []
     failed: set[str] = set()
     snapshots = retained = audited = after = None
-    looking = run if reads is None else replace(run, storage=RememberingStorage(run.storage, reads))
+    reads = Reads(run.clock) if reads is None else reads
+    looks = _Looks(run, reads)
     try:
-        snapshots = replace(prepare(Snapshot(), looking), run=run)
+        snapshots = replace(prepare(Snapshot(), looks.run), run=run)
         if takes:
+            if snapshots.verb.has_work(snapshots.plan):
+                looks.again()
             snapshots = unattended(snapshots)
     except UnsupportedProvider as error:
-        done = _only_audited(name, run, looking, error)
+        done = _only_audited(name, run, looks.run, error)
+        looks.end()
         seconds = run.clock.monotonic_seconds() - started
         return replace(done, requests=run.storage.requests.since(before), seconds=seconds)
     except StatekeeperError as error:
@@ -169,7 +174,7 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         failed |= {Snapshot.name} if not_taken else set()
     try:
         by_itself = replace(run, id=run.by.ids.fresh())
-        retained = replace(prepare(Retention(), replace(by_itself, storage=looking.storage)), run=by_itself)
+        retained = replace(prepare(Retention(), replace(by_itself, storage=looks.run.storage)), run=by_itself)
         planned = retained.plan
         audited = Looked(planned.facts, planned.before, planned.forecast, run.storage.requests.since(before))
         after = planned.before
@@ -177,8 +182,8 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         if deletes and _deletes(retained):
             retained = perform(retained)
             not_made += _damages(retained.made or ())
-            # With reads of its own: what was remembered may just have been deleted.
-            after = judged(audit.gather(run.storage), run.policies)
+            looks.again()
+            after = judged(audit.gather(looks.run.storage), run.policies)
         elif deletes:
             not_made += (one for one in retained.refusals if _says_more(one, retained))
         errors += not_made
@@ -189,6 +194,7 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         if retained is None:
             audited = _audited(run)
             after = None if audited is None else audited.audit
+    looks.end()
     for one in errors:
         one.name_root(run.pasteable)
     found = tuple(dict.fromkeys(_problems(run, snapshots, after, errors)))
@@ -204,6 +210,35 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         requests=run.storage.requests.since(before),
         seconds=run.clock.monotonic_seconds() - started,
     )
+
+
+class _Looks:
+    """The looks of a visit at the files of a query. What they read stays on local disk for the next process."""
+
+    def __init__(self, run: Run, reads: Reads) -> None:
+        from statekeeper.statestore.store.engine.kept_tables import keeping
+
+        self._run, self._reads = run, reads
+        tables = keeping(run.storage.url, run.scratch, run.kept_bytes, run.clock)
+        self._kept = None if tables is None else tables.of(run.storage.url, "")
+        if self._kept is not None:
+            reads.unpack(run.storage.url, self._kept.read)
+        self._storage = RememberingStorage(run.storage, reads)
+
+    @property
+    def run(self) -> Run:
+        """The run for a plan, or for an audit."""
+        return replace(self._run, storage=self._storage)
+
+    def again(self) -> None:
+        """Look again, because this visit changes files."""
+        self._storage = RememberingStorage(self._run.storage, self._reads)
+
+    def end(self) -> None:
+        """Keep what was read."""
+        packed = None if self._kept is None else self._reads.pack(self._run.storage.url, self._storage.listed)
+        if self._kept is not None and packed is not None:
+            self._kept.write(packed)
 
 
 def _audited(run: Run) -> Looked | None:

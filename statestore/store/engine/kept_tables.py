@@ -1,14 +1,17 @@
-"""SST files of the newest snapshots, kept on local disk: the next snapshot of a store does not fetch them again.
+"""What the next maintenance of a root would fetch again, kept on local disk: SST files of the newest snapshots, and the
+small reads of plans and audits.
 
     <user folder>/kept-tables/<store>/<key>-<digest>.sst
+    <user folder>/kept-tables/<root>/<key>-<digest>.reads
 
-A file is a hard link to a table of a snapshot. `<store>` is a hash of root and store. `<key>` is a hash of the root, of the
-path, and of the size and etag in the listing of the storage (of the modification time, without an etag). `<digest>` is a
+A `.sst` file is a hard link to a table of a snapshot. `<store>` is a hash of root and store. `<key>` is a hash of the root,
+of the path, and of the size and etag in the listing of the storage (of the modification time, without an etag). A `.reads`
+file has bytes of many files of a root, each with its entry in the listing; its key is a hash of the root. `<digest>` is a
 hash of the key and of all bytes. So a file with other bytes, or with the name of another one, does not match its name: it
-is removed, and the table is fetched from storage.
+is removed, and the storage is read.
 
-A link is made and removed in one step, so several processes may keep and use tables at the same time, and a killed process
-leaves no part of a file. Nothing here is locked. An error of the disk means that a table is not kept.
+A link is made and removed in one step, and half a `.reads` file does not match its name. So several processes may keep and
+use files at the same time, and may be killed. Nothing here is locked. An error of the disk means that a file is not kept.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ _SHARE_OF_SWEEP = 8
 """A process sweeps after it has added this part of the bound, so that it exceeds the bound by no more."""
 
 _STORE = re.compile(r"[0-9a-f]{16}")
-_TABLE = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.sst")
+_KEPT = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.(?:sst|reads)")
 _READ_BYTES = 1024 * 1024
+_FORMAT_OF_READS = 1
 
 
 @dataclass
@@ -72,8 +76,8 @@ class KeptTables:
         self._key = os.getpid(), scratch.absolute()
 
     def of(self, url: str, store: str) -> KeptStore | None:
-        """Return the kept tables of the store with this folder in the root `url`; None if the folder of this user cannot be
-        trusted."""
+        """Return the kept files of the store with this folder in the root `url`, or of the root itself, for "". None if the
+        folder of this user cannot be trusted."""
         try:
             folder = user_folder(self._scratch) / FOLDER
             make_private(folder)
@@ -113,8 +117,14 @@ class KeptTables:
             sweep(folder, self._most_bytes, now_seconds=self._clock.now_seconds())
 
 
+def keeping(url: str, scratch: Path, most_bytes: int, clock: Clock) -> KeptTables | None:
+    """Return what keeps files of the root `url` below a scratch folder; None if nothing is kept. A copy of a root on a file
+    system would be read no faster."""
+    return KeptTables(scratch, most_bytes, clock) if most_bytes > 0 and not url.startswith("file:") else None
+
+
 class KeptStore:
-    """The kept tables of one store. Thread-safe."""
+    """The kept files of one store or root. Thread-safe."""
 
     def __init__(self, folder: Path, url: str, *, most_bytes: int, clock: Clock, added: Callable[[int], None]) -> None:
         self._folder, self._url, self._most_bytes, self._clock, self._added = folder, url, most_bytes, clock, added
@@ -164,6 +174,35 @@ class KeptStore:
                 _remove(file.path)
         if added:
             self._added(added)
+
+    def read(self) -> bytes | None:
+        """Return the newest bytes that `write` has kept; None if there are none. A file with other bytes is removed."""
+        key = self._key_of_reads()
+        for kept in sorted(_files_of(self._folder), key=lambda file: -file.used_at):
+            with contextlib.suppress(OSError):
+                data = kept.path.read_bytes()
+                if kept.path.name == _name_of_reads(key, data):
+                    self._touch(kept.path)
+                    return data
+            _remove(kept.path)
+        return None
+
+    def write(self, data: bytes) -> None:
+        """Keep bytes in place of the earlier ones."""
+        if len(data) > self._most_bytes:
+            return
+        place = self._folder / _name_of_reads(self._key_of_reads(), data)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            place.write_bytes(data)
+            self._touch(place)
+        for file in _files_of(self._folder):
+            if file.path != place:
+                _remove(file.path)
+        self._added(len(data))
+
+    def _key_of_reads(self) -> str:
+        return xxhash.xxh3_128_hexdigest(f"{_FORMAT_OF_READS}\n{self._url}".encode())
 
     def drop(self) -> None:
         """Remove all kept tables of the store."""
@@ -220,6 +259,12 @@ def _digest(path: Path, key: str) -> str:
     return digest.hexdigest()
 
 
+def _name_of_reads(key: str, data: bytes) -> str:
+    digest = xxhash.xxh3_128(key.encode())
+    digest.update(data)
+    return f"{key}-{digest.hexdigest()}.reads"
+
+
 def _stores(folder: Path) -> list[Path]:
     try:
         return [Path(one.path) for one in os.scandir(folder) if _STORE.fullmatch(one.name)]
@@ -238,7 +283,7 @@ def _files_of(place: Path) -> list[_File]:
         for one in os.scandir(place):
             # Race: another process removes the file.
             with contextlib.suppress(OSError):
-                if _TABLE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
+                if _KEPT.fullmatch(one.name) and one.is_file(follow_symlinks=False):
                     about = one.stat(follow_symlinks=False)
                     found.append(_File(Path(one.path), about.st_size, about.st_mtime))
     return found

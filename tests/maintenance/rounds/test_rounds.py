@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +20,14 @@ from statekeeper.statestore.maintenance.rounds.memory import Memory
 from statekeeper.statestore.maintenance.rounds.notices import REMINDER_SECONDS, Notice
 from statekeeper.statestore.maintenance.rounds.rounds import SWEEP_SECONDS, Round, Rounds
 from statekeeper.statestore.maintenance.rounds.unchanged import WHOLE_VISIT_SECONDS
-from statekeeper.statestore.maintenance.rounds.visit import Status, Visit
+from statekeeper.statestore.maintenance.rounds.visit import Status, Visit, visit
+from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.verbs import config
-from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
 from statekeeper.statestore.maintenance.verbs.contract import Run
-from statekeeper.statestore.storage import Reads, open_storage
+from statekeeper.statestore.storage import Reads, Storage, open_storage
+from statekeeper.statestore.storage.base import Entries
+from statekeeper.statestore.storage.forwarding import ForwardingStorage
 from tests.support.checkpoints import Checkpoint
 from tests.support.clocks import SleeplessClock
 from tests.support.maintainers import maintainer
@@ -158,6 +162,65 @@ def test_a_visit_of_an_idle_query_writes_nothing(structure: Structure, in_batch_
         fleet.visited(everything=True)
     requests = fleet.visited(everything=True)["idle"].requests
     assert (requests.create, requests.replace, requests.delete) == (0, 0, 0)
+
+
+class _Listed(ForwardingStorage):
+    """A storage that records its listings. `after` is called once, after the first listing of the folder `of`."""
+
+    def __init__(self, inner: Storage, *, of: str = "", after: Callable[[], None] = lambda: None) -> None:
+        super().__init__(inner)
+        self.listed: list[str] = []
+        self._of, self._after = of, after
+
+    def list(self, prefix: str, *, hidden: bool = False) -> Entries:
+        self.listed.append(prefix)
+        found = super().list(prefix, hidden=hidden)
+        if prefix == self._of:
+            self._of = ""
+            self._after()
+        return found
+
+    def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
+        self.listed.append(folder)
+        return super().list_after(folder, name, beginning=beginning)
+
+
+def _visit(folder: Path, storage: Storage) -> Visit:
+    clock = SleeplessClock(now_seconds=after_all_files(folder))
+    policies = Policies(retention=RetentionPolicy(versions=2, grace_seconds=1.0))
+    return visit("query", Run(storage=storage, policies=policies, by=maintainer(clock), scratch=folder))
+
+
+@pytest.mark.parametrize("in_batch_logs", [False, True])
+def test_a_visit_that_has_nothing_to_do_lists_each_folder_once(in_batch_logs: bool, tmp_path: Path) -> None:
+    found = Checkpoint(open_storage(str(tmp_path / "idle")), tmp_path / "job", in_batch_logs=in_batch_logs)
+    found.grow(60)
+    while _visit(tmp_path, found.storage).requests.create:
+        pass
+    listed = _Listed(found.storage)
+    assert _visit(tmp_path, listed).status is Status.OK
+    assert listed.listed.count("state") == listed.listed.count("commits") == 1
+    assert not [path for path, times in Counter(listed.listed).items() if times > 1]
+
+
+@pytest.mark.parametrize("folder", ["commits", "_statekeeper/log", "state", "offsets", "_statekeeper"])
+@pytest.mark.parametrize("in_batch_logs", [False, True])
+def test_a_batch_that_is_committed_during_a_visit_is_not_taken_for_a_lost_one(
+    in_batch_logs: bool, folder: str, tmp_path: Path
+) -> None:
+    found = Checkpoint(open_storage(str(tmp_path / "busy")), tmp_path / "job", in_batch_logs=in_batch_logs)
+    found.grow(8)
+    grown = list[int]()
+
+    def grow() -> None:
+        found.grow(1)
+        grown.append(1)
+
+    seen = _visit(tmp_path, _Listed(found.storage, of=folder, after=grow))
+    assert (seen.status, seen.errors, grown) == (Status.OK, (), [1])
+    assert seen.after is not None
+    assert not seen.after.findings
+    found.assert_right(tmp_path / "fresh")
 
 
 def test_a_damaged_query_stops_only_itself_and_its_team_is_told_once(fleet: Fleet) -> None:

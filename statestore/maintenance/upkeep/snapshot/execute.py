@@ -273,12 +273,11 @@ def execute_all(
 
     For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
     """
-    from statekeeper.statestore.store.engine.kept_tables import KeptTables
+    from statekeeper.statestore.store.engine.kept_tables import keeping
 
     at_a_time = max(1, min(workers, len(actions)))
     share = share_of(memory_bytes, at_a_time)
-    keeps = kept_bytes > 0 and not storage.url.startswith("file:")
-    kept = KeptTables(scratch, kept_bytes, clock) if keeps else None
+    kept = keeping(storage.url, scratch, kept_bytes, clock)
 
     def work(action: TakeSnapshot) -> Taken:
         try:

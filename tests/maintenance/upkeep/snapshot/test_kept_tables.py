@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import (
 )
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.maintenance.verbs.contract import Run
-from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage import Reads, Storage, open_storage
 from statekeeper.statestore.store.engine import kept_tables
 from tests.support.checkpoints import Checkpoint
 from tests.support.maintainers import MAINTAINER
@@ -97,6 +97,36 @@ def test_the_next_snapshot_fetches_the_zip_of_its_base_and_the_new_changelogs_on
     assert fetched == {"zip": 1, "changelog": CHANGELOGS}
     assert taken[0].kept_tables == 2
     maintained.assert_right(tmp_path / "fresh")
+
+
+def test_a_new_process_reads_only_what_was_written_since_the_last_one(maintained: Maintained) -> None:
+    """A run of Dagster is a new process. It lists the files."""
+    maintained.checkpoint.grow(20)
+    policies = Policies(retention=RetentionPolicy(versions=10, grace_seconds=0))
+    clock = SystemClock()
+
+    def pass_of_new_process(*, kept_bytes: int = KEPT_BYTES) -> int:
+        storage = open_storage(maintained.storage.url, options={**maintained.server.options, "hedge": "false"})
+        run = Run(
+            storage=storage, policies=policies, by=MAINTAINER, scratch=maintained.scratch, kept_bytes=kept_bytes
+        )
+        seen = visit("query", run, reads=Reads(clock))
+        assert (seen.errors, seen.taken.taken) == ((), ())
+        return seen.requests.read
+
+    without = [pass_of_new_process(kept_bytes=0) for _ in range(3)][-1]
+    first = pass_of_new_process()
+    second = pass_of_new_process()
+    assert first == without > second + 10
+    [kept] = maintained.scratch.glob("*/kept-tables/*/*.reads")
+    assert pass_of_new_process() == second
+    [still] = maintained.scratch.glob("*/kept-tables/*/*.reads")
+    assert still.stat().st_ino == kept.stat().st_ino, "nothing new was read, so nothing was written"
+    maintained.checkpoint.grow(1)
+    assert second < pass_of_new_process() <= second + 6
+    [kept] = maintained.scratch.glob("*/kept-tables/*/*.reads")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert pass_of_new_process() >= without
 
 
 def test_the_bytes_that_a_snapshot_reads_do_not_grow_with_the_state(s3_server: S3Server, tmp_path: Path) -> None:
