@@ -56,7 +56,9 @@ PAGERDUTY_EVENT = {
     "then": {"required": ["payload"]},
     "else": {"required": ["dedup_key"]},
 }
-"""The event of PagerDuty's Events API v2, as its documentation describes the fields that are used."""
+"""The event of `/enqueue` of PagerDuty's Events API v2: the used fields, their types and values, and what is required, are
+those of `reference/events-v2/openapiv3.json` in the repository PagerDuty/api-schema (commit 5cd58ff2). Stricter than it: no
+other fields, and the lengths that the documentation states. A `dedup_key` is required unless `event_action` is `trigger`."""
 
 SLACK_MESSAGE = {
     "type": "object",
@@ -64,7 +66,8 @@ SLACK_MESSAGE = {
     "properties": {"text": {"type": "string", "minLength": 1, "maxLength": 40_000}},
     "additionalProperties": False,
 }
-"""The message of an incoming webhook of Slack, without blocks."""
+"""The message of an incoming webhook of Slack, without blocks: `text` is its only required field. Slack cuts a text of more
+than 40,000 characters."""
 
 
 def notice(now: Status = Status.ERROR, *, before: Status = Status.OK, text: str = "a file is missing") -> Notice:

@@ -107,9 +107,7 @@ def test_a_new_process_reads_only_what_was_written_since_the_last_one(maintained
 
     def pass_of_new_process(*, kept_bytes: int = KEPT_BYTES) -> int:
         storage = open_storage(maintained.storage.url, options={**maintained.server.options, "hedge": "false"})
-        run = Run(
-            storage=storage, policies=policies, by=MAINTAINER, scratch=maintained.scratch, kept_bytes=kept_bytes
-        )
+        run = Run(storage=storage, policies=policies, by=MAINTAINER, scratch=maintained.scratch, kept_bytes=kept_bytes)
         seen = visit("query", run, reads=Reads(clock))
         assert (seen.errors, seen.taken.taken) == ((), ())
         return seen.requests.read
