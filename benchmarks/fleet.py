@@ -1,6 +1,8 @@
-"""Cost of `statekeeper maintain --all --watch` for a fleet on S3: CPU and requests of an idle and of a busy hour.
+"""Cost of `statekeeper maintain --all --watch` for a fleet on S3: CPU and requests of an idle and of a busy hour, beside
+Spark's own maintenance in a busy hour.
 
-The S3 server has a process of its own, so the CPU is that of the maintaining process alone.
+The S3 server has a process of its own, so the CPU is that of the maintaining process alone. Of Spark, the CPU is that of
+its maintenance threads.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.maintenance_cost import MEASURED_STORES, PRICED_BATCHES, priced
 from benchmarks.measure import Spread, Table
+from benchmarks.native_query import SPARK_DEFAULTS, CountingS3Server, session
 from benchmarks.s3_process import s3_process
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.maintenance.rounds.memory import Memory
@@ -32,6 +36,8 @@ WATCH_SECONDS = 60
 _DUE_BATCHES = 50
 """The default of `snapshot.changelogs`."""
 _KEYS = 10
+_BATCHES_OF_KEYS = 7
+"""After as many batches, the keys repeat."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ def run(options: argparse.Namespace) -> list[Table]:
         ticks = _ticks(folder / "small", bucket, options.rounds)
         first, again, busy = _visits(folder / "files", bucket, in_batch_logs=False)
         logged_first, logged_again, logged_busy = _visits(folder / "logs", bucket, in_batch_logs=True)
+    of_spark = _sparks_maintenance()
     tick = Spread.of([one.cpu_seconds for one in ticks])
     looks = 3600 / WATCH_SECONDS
     of_ticks = _Cost(tick.median, ticks[-1].requests).times(looks)
@@ -81,7 +88,15 @@ def run(options: argparse.Namespace) -> list[Table]:
         Table(
             title=f"A fleet of {QUERIES} queries with {STORES} stores each on S3, maintained by one process",
             columns=["", "CPU", "requests"],
-            rows=[["look without a due query", f"{tick.shown(3, ' s')}", f"{ticks[-1].requests:,}"], *rows],
+            rows=[
+                ["look without a due query", f"{tick.shown(3, ' s')}", f"{ticks[-1].requests:,}"],
+                *rows,
+                [
+                    f"Spark's own maintenance: a busy hour of {QUERIES} queries",
+                    f"{of_spark.cpu_seconds:,.2f} s",
+                    f"{of_spark.requests:,}",
+                ],
+            ],
             targets=[
                 _verdict("CPU of a look without a due query", tick.median, 0.1, " s"),
                 _verdict("CPU of an idle hour", idle.cpu_seconds, 20.0, " s"),
@@ -94,6 +109,9 @@ def run(options: argparse.Namespace) -> list[Table]:
                 f"Measured: looks at {QUERIES} small roots, whose cost does not depend on the stores; visits of one root "
                 f"of a job with {_MEASURED_STORES} stores in structure V2 and mode full, {_KEYS} keys a batch and store, "
                 f"multiplied by {STORES} / {_MEASURED_STORES}. The hours are calculated from these.",
+                f"Spark's own maintenance: measured for {PRICED_BATCHES} batches of one query with {MEASURED_STORES} "
+                "stores in structure V1, Spark's defaults, as many keys a batch and store; multiplied. Its requests are "
+                "those to the stores, except for changelogs, which the query itself writes; without deletions.",
                 "Requests of all kinds. The S3 server is a Python process on the same machine.",
             ],
         )
@@ -124,7 +142,7 @@ def _visits(folder: Path, bucket: StorageSpec, *, in_batch_logs: bool) -> tuple[
     def grow(batches: int) -> None:
         for _ in range(batches):
             number = len(made.versions)
-            rows = {b"key %d %d" % (number % 7, key): b"%d" % number for key in range(_KEYS)}
+            rows = {b"key %d %d" % (number % _BATCHES_OF_KEYS, key): b"%d" % number for key in range(_KEYS)}
             made.batch(*(rows for _ in range(_MEASURED_STORES)))
         new = [entry.path for entry in made.storage.list("") if entry.path not in sent]
 
@@ -144,6 +162,22 @@ def _visits(folder: Path, bucket: StorageSpec, *, in_batch_logs: bool) -> tuple[
     assert len(visits[-1].taken.taken) == _MEASURED_STORES, "the new batches made the query due"
     factor = STORES / _MEASURED_STORES
     return first.times(factor), again.times(factor), busy.times(factor)
+
+
+def _sparks_maintenance() -> _Cost:
+    """The busy hour of Spark's own maintenance for the same fleet."""
+    server = CountingS3Server()
+    server.start()
+    try:
+        spark = session(server)
+        rows, keys = MEASURED_STORES * _KEYS, MEASURED_STORES * _KEYS * _BATCHES_OF_KEYS
+        side = priced(spark, server, SPARK_DEFAULTS, outside=False, rows=rows, keys=keys)
+        spark.stop()
+    finally:
+        server.stop()
+    batches = QUERIES * 3600 / BATCH_SECONDS
+    requests = side.of_stores.reads + side.of_stores.writes
+    return _Cost(side.executor_cpu_seconds, requests).times(batches / side.batches * STORES / MEASURED_STORES)
 
 
 def _maintainer(specs: dict[str, StorageSpec]) -> tuple[Callable[[bool], _Cost], list[Visit]]:

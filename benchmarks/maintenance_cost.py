@@ -20,6 +20,7 @@ from benchmarks.native_query import (
     SPARK_DEFAULTS,
     CountingS3Server,
     NativeQuery,
+    Of,
     Requests,
     Resident,
     maintenance_cpu_seconds,
@@ -31,7 +32,7 @@ STORES = 200
 
 _ROWS = 2_000
 _KEYS = 100_000
-_MEASURED_STORES = 4
+MEASURED_STORES = 4
 _BATCH_SECONDS = 10
 _COMPRESSION = 60 // MAINTENANCE_SECONDS
 _COMPRESSED_BATCH_SECONDS = _BATCH_SECONDS / _COMPRESSION
@@ -48,8 +49,8 @@ def run(options: argparse.Namespace) -> list[Table]:
     server.start()
     try:
         spark = session(server)
-        with_defaults = _priced(spark, server, SPARK_DEFAULTS, outside=False)
-        configured = _priced(spark, server, FOR_STATEKEEPER, outside=True)
+        with_defaults = priced(spark, server, SPARK_DEFAULTS, outside=False)
+        configured = priced(spark, server, FOR_STATEKEEPER, outside=True)
         spark.stop()
     finally:
         server.stop()
@@ -57,10 +58,14 @@ def run(options: argparse.Namespace) -> list[Table]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Side:
-    """The cost of one query on S3 during `batches` batches, and the cost of Statekeeper's work on its checkpoint."""
+class Side:
+    """The cost of one query on S3 during `batches` batches, and the cost of Statekeeper's work on its checkpoint.
+
+    of_changelogs, of_stores, of_query   requests for changelogs, for other files of stores, and for the rest
+    """
 
     batches: int
+    of_changelogs: Requests
     of_stores: Requests
     of_query: Requests
     executor_cpu_seconds: float
@@ -70,17 +75,25 @@ class _Side:
     @property
     def month(self) -> Requests:
         """Return the requests of a query of `STORES` stores in 30 days."""
-        whole = self.of_stores.times(STORES / _MEASURED_STORES).plus(self.of_query)
+        whole = self.of_changelogs.plus(self.of_stores).times(STORES / MEASURED_STORES).plus(self.of_query)
         return whole.times(_MONTH_BATCHES / self.batches)
 
     def per_thousand(self, seconds: float) -> str:
         return f"{seconds * 1000 / self.batches:.1f} s"
 
 
-def _priced(spark: SparkSession, server: CountingS3Server, settings: Mapping[str, str], *, outside: bool) -> _Side:
+def priced(
+    spark: SparkSession,
+    server: CountingS3Server,
+    settings: Mapping[str, str],
+    *,
+    outside: bool,
+    rows: int = _ROWS,
+    keys: int = _KEYS,
+) -> Side:
     """Run a query on S3 while the server counts, and Statekeeper beside it if it works `outside`."""
     path = f"{server.make_bucket()}/query/checkpoint"
-    query = NativeQuery(spark=spark, checkpoint=f"s3a://{path}", settings=settings, rows=_ROWS, keys=_KEYS)
+    query = NativeQuery(spark=spark, checkpoint=f"s3a://{path}", settings=settings, rows=rows, keys=keys)
     seconds_before = started = cpu_before = cpu_after = 0.0
     visits = 0
     resident: Resident | None = None
@@ -109,17 +122,18 @@ def _priced(spark: SparkSession, server: CountingS3Server, settings: Mapping[str
             f"a batch took {pace:.1f} s, not {_COMPRESSED_BATCH_SECONDS:g} s: use a machine that is idle"
         )
     cpu_seconds = maintenance_cpu_seconds(spark) - seconds_before
-    return _Side(
+    return Side(
         batches=batches,
-        of_stores=server.requests(of_stores=True),
-        of_query=server.requests(of_stores=False),
+        of_changelogs=server.requests(Of.CHANGELOG),
+        of_stores=server.requests(Of.STORE),
+        of_query=server.requests(Of.REST),
         executor_cpu_seconds=cpu_seconds,
         outside_cpu_seconds=cpu_after - cpu_before,
         outside_batches=visits * _DUE_BATCHES,
     )
 
 
-def _price_table(spark: _Side, ours: _Side) -> Table:
+def _price_table(spark: Side, ours: Side) -> Table:
     sides, months = (spark, ours), (spark.month, ours.month)
     outside = f"{ours.outside_cpu_seconds * 1000 / ours.outside_batches:.1f} s"
     return Table(
@@ -139,8 +153,8 @@ def _price_table(spark: _Side, ours: _Side) -> Table:
             f"dollars a month, Spark's defaults to Statekeeper: {months[0].dollars / months[1].dollars:.2f}x",
         ],
         notes=[
-            f"One round of {spark.batches} and {ours.batches} batches, {_MEASURED_STORES} stores, structure V1. Requests "
-            f"to the stores are multiplied by {STORES} / {_MEASURED_STORES}; those to the rest of the checkpoint are not.",
+            f"One round of {spark.batches} and {ours.batches} batches, {MEASURED_STORES} stores, structure V1. Requests "
+            f"to the stores are multiplied by {STORES} / {MEASURED_STORES}; those to the rest of the checkpoint are not.",
             f"Time is compressed {_COMPRESSION} times: a batch every {_COMPRESSED_BATCH_SECONDS:g} s and "
             f"Spark's maintenance every {MAINTENANCE_SECONDS} s stand for {_BATCH_SECONDS} s and 60 s.",
             "Statekeeper: one process `statekeeper maintain --all --watch 60s` in mode full. Its start and its first visit "

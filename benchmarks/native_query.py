@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -233,25 +234,34 @@ DOLLARS_PER_WRITE = 0.005 / 1000
 DOLLARS_PER_READ = 0.0004 / 1000
 
 
+class Of(Enum):
+    """What a request concerns: a changelog, another file of a store, or the rest of the checkpoint."""
+
+    CHANGELOG = 1
+    STORE = 2
+    REST = 3
+
+
 class CountingS3Server(S3Server):
-    """Counts the requests that it answers, by whether they concern a store, and by price class."""
+    """Counts the requests that it answers, by what they concern, and by price class."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: Counter[tuple[bool, bool]] = Counter()
+        self._counts: Counter[tuple[Of, bool]] = Counter()
 
     def reset(self) -> None:
         """Count from zero."""
         self._counts.clear()
 
-    def requests(self, *, of_stores: bool) -> Requests:
-        """Return the requests so far to stores, or to the rest of the checkpoint."""
-        return Requests(self._counts[of_stores, True], self._counts[of_stores, False])
+    def requests(self, of: Of) -> Requests:
+        """Return the requests so far."""
+        return Requests(self._counts[of, True], self._counts[of, False])
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
         is_list = "list-type" in query
         if method != "DELETE" and not (method == "POST" and query.split("=")[0] == "delete"):
-            is_of_store = "/state/0/" in environ["RAW_URI"].replace("%2F", "/")
-            self._counts[is_of_store, method in ("PUT", "POST") or is_list] += 1
+            uri = environ["RAW_URI"].replace("%2F", "/")
+            of = Of.REST if "/state/0/" not in uri else Of.CHANGELOG if ".changelog" in uri else Of.STORE
+            self._counts[of, method in ("PUT", "POST") or is_list] += 1
         return super()._answer(environ, start)

@@ -57,8 +57,8 @@ PAGERDUTY_EVENT = {
     "else": {"required": ["dedup_key"]},
 }
 """The event of `/enqueue` of PagerDuty's Events API v2: the used fields, their types and values, and what is required, are
-those of `reference/events-v2/openapiv3.json` in the repository PagerDuty/api-schema (commit 5cd58ff2). Stricter than it: no
-other fields, and the lengths that the documentation states. A `dedup_key` is required unless `event_action` is `trigger`."""
+those of `reference/events-v2/openapiv3.json` in the repository PagerDuty/api-schema (commit 5cd58ff2). Stricter: no other
+fields, and the lengths that the documentation states. A `dedup_key` is required unless `event_action` is `trigger`."""
 
 SLACK_MESSAGE = {
     "type": "object",
