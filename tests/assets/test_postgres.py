@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import pwd
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import dedent
 
 import dagster as dg
 import pytest
@@ -19,70 +14,36 @@ import pytest
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import open_storage
+from tests.support import postgres
 from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, maintained, shown
-from tests.support.running import REPOSITORY, free_port, running, succeeded
+from tests.support.running import REPOSITORY, running, succeeded
 from tests.support.s3_server import S3Server
 
-_PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-
-_NUMBERS = itertools.count(1)
-
-pytestmark = pytest.mark.skipif(not _PLACES, reason="no Postgres here: apt-get install postgresql")
-
-
-def as_postgres(*command: str) -> list[str]:
-    """Postgres refuses to run as root: as the user whom its package has made."""
-    return ["runuser", "-u", "postgres", "--", *command] if os.geteuid() == 0 else list(command)
+pytestmark = pytest.mark.skipif(not postgres.PLACES, reason="no Postgres here: apt-get install postgresql")
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """The folder of the server. Folders of pytest are accessible to their owner only."""
-    with tempfile.TemporaryDirectory(prefix="statekeeper-postgres-") as made:
-        yield Path(made)
-
-
-def run(folder: Path, tool: str, *arguments: str) -> None:
-    """One of Postgres' own commands."""
-    command = as_postgres(str(_PLACES[0] / tool), *arguments)
-    subprocess.run(command, check=True, capture_output=True, cwd=folder, timeout=120)
-
-
-@pytest.fixture(scope="module")
-def postgres(folder: Path) -> Iterator[int]:
-    """The port of a fresh server on 127.0.0.1, with the user `dagster`."""
-    if os.geteuid() == 0:
-        shutil.chown(folder, pwd.getpwnam("postgres").pw_uid)
-    data, port = folder / "data", free_port()
-    run(folder, "initdb", "-D", str(data), "-U", "dagster", "--auth=trust", "--no-sync")
-    how = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-    run(folder, "pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", how, "-w", "start")
-    yield port
-    run(folder, "pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+def server() -> Iterator[postgres.Server]:
+    with postgres.Server.started() as started:
+        yield started
 
 
 @pytest.fixture
-def home(folder: Path, postgres: int, tmp_path: Path) -> Path:
+def home(server: postgres.Server, tmp_path: Path) -> Path:
     """A DAGSTER_HOME as in docs/how-to/postgres.md, with its own database."""
-    database = f"dagster_{next(_NUMBERS)}"
-    run(folder, "createdb", "-h", "127.0.0.1", "-p", str(postgres), "-U", "dagster", database)
-    described = (REPOSITORY / "docs" / "how-to" / "postgres.md").read_text()
-    storage = dedent(described.partition("```yaml\n")[2].partition("    ```")[0])
-    storage = storage.replace("db_name: dagster", f"db_name: {database}").replace("port: 5432", f"port: {postgres}")
     made = tmp_path / "home"
     made.mkdir()
-    (made / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text() + storage)
+    (made / "dagster.yaml").write_text((REPOSITORY / "dagster.yaml").read_text() + server.storage())
     return made
 
 
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     """Set the environment variables that the documented configuration reads."""
-    found = {"STATEKEEPER_PG_HOST": "127.0.0.1", "STATEKEEPER_PG_USER": "dagster", "STATEKEEPER_PG_PASSWORD": "a word"}
-    for name, value in found.items():
+    for name, value in postgres.LOGIN.items():
         monkeypatch.setenv(name, value)
-    return found
+    return postgres.LOGIN
 
 
 def test_a_run_with_postgres_storage_has_the_same_result(
