@@ -1,8 +1,7 @@
-"""Requests that are not repeated: a process that looks at the same roots again and again reads each file once, and lists
-each folder once in a look.
+"""Reads that are not repeated: a process that looks at the same roots again and again reads each file once.
 
 A listing shows each file with its size and its time. If it shows a file as it was when it was read, the bytes come from
-memory. Each look makes its own listings, so a file that is missing, replaced or cut is noticed at once.
+memory. Listings are always made, so a file that is missing, replaced or cut is noticed at once.
 
 *Race*: on a file system, a file is replaced by bytes of the same size within the resolution of its time. So the bytes of a
 file that is younger than a minute are not kept. In a bucket, a listing identifies the bytes by their `etag`.
@@ -13,7 +12,6 @@ again.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,24 +21,16 @@ from threading import Lock
 import msgspec
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.storage.base import (
-    Created,
-    Deletion,
-    Entries,
-    Entry,
-    Location,
-    PartsUpload,
-    Storage,
-    is_hidden,
-    is_listed,
-    only_after,
-)
+from statekeeper.statestore.storage.base import Created, Deletion, Entries, Entry, Location, PartsUpload, Storage
 from statekeeper.statestore.storage.forwarding import ForwardingStorage
-from statekeeper.statestore.storage.paths import is_below
 
 MOST_BYTES = 256 * 1024 * 1024
 """The most bytes in memory, of all roots together. The bytes that were not used for the longest time make room."""
 
+MOST_PACKED_BYTES = 32 * 1024 * 1024
+"""The most bytes of one root that are packed for the next process."""
+
+_PACKED_SECONDS = 3_600.0
 _LARGEST_BYTES = 1024 * 1024
 _YOUNG_SECONDS = 60.0
 _OLD_SECONDS = 86_400.0
@@ -69,6 +59,7 @@ class Reads:
         self._lock = Lock()
         self._unpacked: set[str] = set()
         self._new: set[str] = set()
+        self._packed_at: dict[str, float] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -113,14 +104,25 @@ class Reads:
                 self._add((url, path, start, length), kept)
 
     def pack(self, url: str, listed: Mapping[str, Entry]) -> bytes | None:
-        """Return the reads of the files of a root that are `listed` so, for `unpack` in another process. None if there is
-        no new one since the last call."""
+        """Return the reads of a root for `unpack` in another process: those of `listed` files that have not changed since,
+        at most `MOST_PACKED_BYTES`, the last used ones. None if there is no new one, and within an hour of the last call:
+        a process that stays has them in memory."""
+        now = self._clock.now_seconds()
         with self._lock:
-            if url not in self._new:
+            packed_at = self._packed_at.get(url)
+            if url not in self._new or (packed_at is not None and 0 <= now - packed_at < _PACKED_SECONDS):
                 return None
             self._new.discard(url)
-            kept = [(key, one) for key, one in self._kept.items() if key[0] == url and listed.get(key[1]) == one.entry]
-        packed: _Packed = [((path, start, length), one) for (_, path, start, length), one in kept]
+            self._packed_at[url] = now
+            last_used_first = [(key, one) for key, one in reversed(self._kept.items()) if key[0] == url]
+        packed: _Packed = []
+        left = MOST_PACKED_BYTES
+        for (_, path, start, length), one in last_used_first:
+            left -= len(one.data) + _OVERHEAD_BYTES
+            if left < 0:
+                break
+            if listed.get(path) == one.entry:
+                packed.append(((path, start, length), one))
         return msgspec.msgpack.encode(packed)
 
     def _add(self, key: tuple[str, str, int, int], kept: _Kept) -> None:
@@ -147,19 +149,13 @@ def _is_identified(entry: Entry, now_seconds: float) -> bool:
 
 
 class RememberingStorage(ForwardingStorage):
-    """A storage for one look at a root: it lists each folder once, and its reads are remembered in `reads`.
-
-    Several verbs that plan with one look see one state of each folder. *Race*: a later listing of the commits beside an
-    earlier one of the state files would show commits whose files seem to be missing. So a folder that was listed is not
-    listed again, not even in part. A folder whose listing failed is.
-    """
+    """A storage whose reads are remembered in `reads`. It is made for one look at a root: it knows the listings of this
+    look only."""
 
     def __init__(self, inner: Storage, reads: Reads) -> None:
         super().__init__(inner)
         self._reads = reads
-        self._folders: dict[str, Entries] = {}
         self._listed: dict[str, Entry] = {}
-        self._listing = Lock()
 
     @property
     def listed(self) -> Mapping[str, Entry]:
@@ -167,30 +163,14 @@ class RememberingStorage(ForwardingStorage):
         return self._listed
 
     def list(self, prefix: str, *, hidden: bool = False) -> Entries:
-        entries = self._once(prefix)
-        return entries if hidden else [entry for entry in entries if not is_hidden(entry.path)]
+        return self._noted(super().list(prefix, hidden=hidden))
 
     def list_after(self, folder: str, name: str, *, beginning: str) -> Entries:
-        return only_after(self.list(folder), folder, name, beginning)
+        return self._noted(super().list_after(folder, name, beginning=beginning))
 
-    def _once(self, prefix: str) -> Entries:
-        with self._listing:
-            found = self._folders.get(prefix)
-            if found is None:
-                # A listing does not show the temporary files below it.
-                above = next((one for one in self._folders if is_below(prefix, one) and is_listed(prefix, one)), None)
-                if above is None:
-                    found = super().list(prefix, hidden=True)
-                    self._listed.update((entry.path, entry) for entry in found)
-                else:
-                    found = _inside(prefix, self._folders[above])
-                self._folders[prefix] = found
-            return found
-
-    def _forget(self, path: str) -> None:
-        """Note that this process changes a file: it is not as it was listed."""
-        self._listed.pop(path, None)
-        self._folders.clear()
+    def _noted(self, entries: Entries) -> Entries:
+        self._listed.update((entry.path, entry) for entry in entries)
+        return entries
 
     def read(self, path: str) -> bytes:
         # A part of a file has a length; the whole has none.
@@ -213,34 +193,27 @@ class RememberingStorage(ForwardingStorage):
     # -- what this process changes is not as it was listed --------------------------------------------------------------
 
     def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
-        self._forget(path)
+        self._listed.pop(path, None)
         return super().create(path, data, like=like)
 
     def replace(self, path: str, data: bytes | Path, *, like: str | None = None) -> None:
-        self._forget(path)
+        self._listed.pop(path, None)
         super().replace(path, data, like=like)
 
     def copy(self, path: str, source: Location, entry: Entry) -> None:
-        self._forget(path)
+        self._listed.pop(path, None)
         super().copy(path, source, entry)
 
     def create_in_parts(self, path: str, *, part_bytes: int, replaces: bool = False) -> PartsUpload | None:
-        self._forget(path)
+        self._listed.pop(path, None)
         return super().create_in_parts(path, part_bytes=part_bytes, replaces=replaces)
 
     def delete_unchanged(self, path: str, data: bytes) -> Deletion:
-        self._forget(path)
+        self._listed.pop(path, None)
         return super().delete_unchanged(path, data)
 
     def delete(self, paths: Iterable[str]) -> None:
         paths = list(paths)
         for path in paths:
-            self._forget(path)
+            self._listed.pop(path, None)
         super().delete(paths)
-
-
-def _inside(folder: str, entries: Entries) -> Entries:
-    """Return the entries below a folder. `entries`: sorted by path."""
-    first = bisect_left(entries, f"{folder}/", key=lambda entry: entry.path)
-    end = bisect_left(entries, f"{folder}0", lo=first, key=lambda entry: entry.path)  # "0" is the character after "/"
-    return entries[first:end]

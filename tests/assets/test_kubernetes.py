@@ -1,12 +1,10 @@
-"""Runs in pods: Dagster's `K8sRunLauncher` makes the jobs. A small kubelet runs each with its own host name and files.
+"""Runs in pods: Dagster's `K8sRunLauncher` makes the jobs, and a small kubelet runs each as a process in namespaces.
 
-What a pod shares with the daemon and with other pods is the database of the instance, the bucket, and the image.
+What a run needs is the database of the instance, the bucket, and the image.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +21,12 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import open_storage
 from tests.support import companies, postgres
 from tests.support.checkpoints import Checkpoint
-from tests.support.kubelet import HOST, Kubelet
+from tests.support.kubelet import HOST, Kubelet, can_run_pods
 from tests.support.s3_server import CREDENTIALS, S3Server
 
 pytestmark = [
     pytest.mark.skipif(not postgres.PLACES, reason="no Postgres here: apt-get install postgresql"),
-    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="a pod needs root and unshare"),
+    pytest.mark.skipif(not can_run_pods(), reason="a pod needs root, and a kernel that has namespaces"),
 ]
 
 QUERIES = ("clicks", "orders", "views")
@@ -110,7 +108,7 @@ def checks_of(cluster: Cluster, run: dg.DagsterRun) -> list[dg.AssetCheckEvaluat
 
 
 @pytest.mark.timeout(240)
-def test_one_pod_maintains_all_due_queries_and_its_life_does_not_depend_on_its_host_or_its_files(
+def test_one_pod_maintains_all_due_queries_with_its_own_host_name_process_ids_and_files(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     requests = cluster.sensed("streams_changelog_tail")["runRequests"]
@@ -133,6 +131,6 @@ def test_one_pod_maintains_all_due_queries_and_its_life_does_not_depend_on_its_h
     passed = [one for one in checks_of(cluster, run) if one.passed]
     assert len(passed) == len(checks_of(cluster, run)) >= 4 * len(QUERIES)
 
-    # The sensor of dead runs is on another host: it judges by what a pod writes into the database.
+    # What the sensor of dead runs judges by: the daemon on another host finds it in the database.
     assert run.tags[HOLDER_TAG].startswith(f"{HOST}-0:")
     assert run.tags[BEAT_TAG]

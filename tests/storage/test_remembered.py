@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from statekeeper.statestore.base.errors import ObjectMissing
-from statekeeper.statestore.storage import Reads, RememberingStorage, open_storage
-from statekeeper.statestore.storage.base import TEMP_FOLDER
+from statekeeper.statestore.storage import Reads, RememberingStorage, open_storage, remembered
 from tests.support.clocks import SleeplessClock
 from tests.support.s3_server import S3Server
 
@@ -148,6 +147,21 @@ def test_a_process_does_not_read_what_an_earlier_one_has_read(root: Root) -> Non
     assert root.reads.pack(root.storage.url, root.look().listed) is None, "nothing new was read"
 
 
+def test_a_process_that_stays_packs_its_reads_once_in_an_hour(root: Root) -> None:
+    _packed(root)
+    for age, seconds in ((900, 3_599), (800, 1)):
+        root.write(b"other", age=age)
+        looking = root.look()
+        root.requests(looking)
+        root.clock.sleep(seconds)
+        assert (root.reads.pack(root.storage.url, looking.listed) is None) == (seconds != 1)
+
+
+def test_the_last_used_reads_are_packed_up_to_a_bound(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "MOST_PACKED_BYTES", 2 * remembered._OVERHEAD_BYTES + 2)
+    assert _of_next_process(root, _packed(root)) == (b"first", 1)
+
+
 def test_a_process_reads_a_file_again_that_was_replaced_since_an_earlier_process(root: Root) -> None:
     packed = _packed(root)
     root.write(b"other", age=900)
@@ -166,56 +180,5 @@ def test_what_no_process_has_packed_adds_no_reads(packed: bytes | None, root: Ro
 
 
 def test_reads_of_files_that_are_not_listed_any_more_are_not_packed(root: Root) -> None:
-    assert len(_packed(root)) > 100
-    assert root.reads.pack(root.storage.url, {}) is None
-    root.reads = Reads(root.clock)
     root.requests(root.look())
     assert root.reads.pack(root.storage.url, {}) == b"\x90", "an empty list"
-
-
-# -- listings -------------------------------------------------------------------------------------------------------------
-
-
-def _lists(root: Root, looking: RememberingStorage, prefix: str, *, hidden: bool = False) -> tuple[list[str], int]:
-    """The paths in a folder, and the requests for them."""
-    before = root.storage.requests.snapshot()
-    paths = [entry.path for entry in looking.list(prefix, hidden=hidden)]
-    return paths, root.storage.requests.since(before).list
-
-
-def test_a_look_lists_a_folder_and_those_in_it_once(root: Root) -> None:
-    for name in ("a/c/1", "a/c/.2", "a/cc/3", "a/c.4", "a/c0"):
-        file = root.file.parents[1] / name
-        file.parent.mkdir(exist_ok=True)
-        file.touch()
-    looking = root.look()
-    for prefix in ("a", "a/c", "a/cc", "a/none"):
-        for hidden in (False, True):
-            assert _lists(root, looking, prefix, hidden=hidden) == (
-                [entry.path for entry in root.storage.list(prefix, hidden=hidden)],
-                0,
-            )
-    assert looking.list_after("a", "b", beginning="c") == root.storage.list_after("a", "b", beginning="c")
-
-
-def test_a_look_does_not_show_what_follows_it(root: Root) -> None:
-    looking = root.look()
-    (root.file.parent / "later").touch()
-    assert _lists(root, looking, "a") == (["a/b"], 0)
-    assert [entry.path for entry in looking.list_after("a", "", beginning="")] == ["a/b"]
-    assert _lists(root, root.look(), "a")[0] == ["a/b", "a/later"]
-
-
-def test_a_look_shows_what_was_written_through_it(root: Root) -> None:
-    looking = root.look()
-    looking.create("a/new", b"")
-    assert _lists(root, looking, "a") == (["a/b", "a/new"], 1)
-
-
-def test_a_look_lists_temporary_files_although_it_knows_the_folder_above_them(root: Root) -> None:
-    folder = root.file.parents[1] / TEMP_FOLDER
-    folder.mkdir(parents=True)
-    (folder / "part").touch()
-    looking = root.look()
-    assert _lists(root, looking, TEMP_FOLDER.split("/")[0]) == ([], 1)
-    assert _lists(root, looking, TEMP_FOLDER) == ([f"{TEMP_FOLDER}/part"], 1)

@@ -1,7 +1,8 @@
 """The part of a Kubernetes cluster that Dagster's launcher of runs needs: it accepts jobs, and runs each as a pod.
 
-A pod is a process with the command and the environment of the job, and nothing else of the environment. It has a host name
-and a `DAGSTER_HOME` of its own: the folder has the files of the config map, and is empty otherwise. This needs root.
+A pod is a process with the command and the environment of the job, a `PATH` with this interpreter, and a `TMPDIR`. It has
+its own host name, process ids, temporary folder and `DAGSTER_HOME`, which has the files of the config map only. The other
+files of the machine stand for its image. This needs root.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HOST = "pod"
+_IN_POD = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def can_run_pods() -> bool:
+    """Whether this machine lets a process have its own host name, mounts and process ids."""
+    with suppress(OSError):
+        return subprocess.run([*_IN_POD, "true"], capture_output=True, check=False).returncode == 0
+    return False
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Kubelet:
         log = self._folder / f"pod {number}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["unshare", "--uts", "--mount", "sh", "-c", script],
+                [*_IN_POD, "sh", "-c", script],
                 env={
                     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
                     "TMPDIR": str(temporary),

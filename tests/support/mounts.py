@@ -53,10 +53,9 @@ def small_disk(place: Path, size_bytes: int) -> Iterator[Path]:
 def fill(place: Path, *, left_bytes: int = 0) -> Path:
     """Write a file that leaves only this much space on a file system, and return it."""
     path = place / "all the space"
-    with path.open("wb") as file, suppress(OSError):
+    with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(64 * 1024))
-            file.flush()
     os.truncate(path, path.stat().st_size - left_bytes)
     return path
 

@@ -1,7 +1,7 @@
 """A visit to one query: takes the snapshots that are due, audits, and applies retention.
 
-One look at the files serves the three steps: each folder is listed once. Snapshots that were taken, and files that were
-deleted, change what the next step must see, so a new look follows them.
+The plan of retention contains the audit. A second audit follows only if files were deleted. The steps share what they read,
+but not the listings: see `_Looks`.
 
 Spark maintains the checkpoints of its default provider itself, in the executors. A visit only audits them.
 """
@@ -157,12 +157,11 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
     try:
         snapshots = replace(prepare(Snapshot(), looks.run), run=run)
         if takes:
-            if snapshots.verb.has_work(snapshots.plan):
-                looks.again()
             snapshots = unattended(snapshots)
     except UnsupportedProvider as error:
         done = _only_audited(name, run, looks.run, error)
-        looks.end()
+        if done.after is not None:
+            looks.keep_reads()
         seconds = run.clock.monotonic_seconds() - started
         return replace(done, requests=run.storage.requests.since(before), seconds=seconds)
     except StatekeeperError as error:
@@ -182,7 +181,7 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         if deletes and _deletes(retained):
             retained = perform(retained)
             not_made += _damages(retained.made or ())
-            looks.again()
+            looks.renew()
             after = judged(audit.gather(looks.run.storage), run.policies)
         elif deletes:
             not_made += (one for one in retained.refusals if _says_more(one, retained))
@@ -192,9 +191,10 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         errors.append(error)
         failed.add(Retention.name)
         if retained is None:
-            audited = _audited(run)
+            audited = _audited(looks.run)
             after = None if audited is None else audited.audit
-    looks.end()
+    if after is not None:
+        looks.keep_reads()
     for one in errors:
         one.name_root(run.pasteable)
     found = tuple(dict.fromkeys(_problems(run, snapshots, after, errors)))
@@ -213,16 +213,21 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
 
 
 class _Looks:
-    """The looks of a visit at the files of a query. What they read stays on local disk for the next process."""
+    """The looks of a visit at the files of a query. They share what they read, and it stays on local disk for the next
+    process. Each step lists the files itself.
+
+    *Race*: with a shared listing of the commits and a later one of the offsets, a batch that the query commits in between
+    seems to be lost (ADR 060).
+    """
 
     def __init__(self, run: Run, reads: Reads) -> None:
-        from statekeeper.statestore.store.engine.kept_tables import keeping
+        from statekeeper.statestore.store.engine.kept_tables import kept_tables_of
 
         self._run, self._reads = run, reads
-        tables = keeping(run.storage.url, run.scratch, run.kept_bytes, run.clock)
+        tables = kept_tables_of(run.storage.url, run.scratch, run.kept_bytes, run.clock)
         self._kept = None if tables is None else tables.of(run.storage.url, "")
         if self._kept is not None:
-            reads.unpack(run.storage.url, self._kept.read)
+            reads.unpack(run.storage.url, self._kept.reads)
         self._storage = RememberingStorage(run.storage, reads)
 
     @property
@@ -230,15 +235,15 @@ class _Looks:
         """The run for a plan, or for an audit."""
         return replace(self._run, storage=self._storage)
 
-    def again(self) -> None:
-        """Look again, because this visit changes files."""
+    def renew(self) -> None:
+        """Begin a new look, because files were deleted."""
         self._storage = RememberingStorage(self._run.storage, self._reads)
 
-    def end(self) -> None:
-        """Keep what was read."""
+    def keep_reads(self) -> None:
+        """Keep what was read. Call this after a whole audit, which lists all files."""
         packed = None if self._kept is None else self._reads.pack(self._run.storage.url, self._storage.listed)
         if self._kept is not None and packed is not None:
-            self._kept.write(packed)
+            self._kept.keep_reads(packed)
 
 
 def _audited(run: Run) -> Looked | None:

@@ -10,8 +10,8 @@ file has bytes of many files of a root, each with its entry in the listing; its 
 hash of the key and of all bytes. So a file with other bytes, or with the name of another one, does not match its name: it
 is removed, and the storage is read.
 
-A link is made and removed in one step, and half a `.reads` file does not match its name. So several processes may keep and
-use files at the same time, and may be killed. Nothing here is locked. An error of the disk means that a file is not kept.
+A file gets its name in one step. So several processes may keep and use files at the same time, and a killed one leaves none
+half-written under such a name. Nothing here is locked. An error of the disk means that a file is not kept.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ _SHARE_OF_SWEEP = 8
 """A process sweeps after it has added this part of the bound, so that it exceeds the bound by no more."""
 
 _STORE = re.compile(r"[0-9a-f]{16}")
-_KEPT = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.(?:sst|reads)")
+_KEPT = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.(?:sst|reads|unfinished)")
 _READ_BYTES = 1024 * 1024
 _FORMAT_OF_READS = 1
+_UNFINISHED = ".unfinished"
+"""A file of reads that is being written. A killed process leaves it behind; it is removed as a file without a use."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ class KeptTables:
                 is_told = self._key in _refused
                 _refused.add(self._key)
             if not is_told:
-                _LOG.warning("SST files of snapshots are not kept on local disk: %s", error)
+                _LOG.warning("nothing is kept on local disk for the next maintenance: %s", error)
             return None
         self._sweep_if_due(folder, 0)
         place = folder / xxhash.xxh3_64_hexdigest(f"{url}\n{store}".encode())
@@ -117,7 +119,7 @@ class KeptTables:
             sweep(folder, self._most_bytes, now_seconds=self._clock.now_seconds())
 
 
-def keeping(url: str, scratch: Path, most_bytes: int, clock: Clock) -> KeptTables | None:
+def kept_tables_of(url: str, scratch: Path, most_bytes: int, clock: Clock) -> KeptTables | None:
     """Return what keeps files of the root `url` below a scratch folder; None if nothing is kept. A copy of a root on a file
     system would be read no faster."""
     return KeptTables(scratch, most_bytes, clock) if most_bytes > 0 and not url.startswith("file:") else None
@@ -175,10 +177,12 @@ class KeptStore:
         if added:
             self._added(added)
 
-    def read(self) -> bytes | None:
-        """Return the newest bytes that `write` has kept; None if there are none. A file with other bytes is removed."""
+    def reads(self) -> bytes | None:
+        """Return the newest bytes that `keep_reads` has kept; None without any. A file with other bytes is removed."""
         key = self._key_of_reads()
         for kept in sorted(_files_of(self._folder), key=lambda file: -file.used_at):
+            if kept.path.suffix == _UNFINISHED:
+                continue
             with contextlib.suppress(OSError):
                 data = kept.path.read_bytes()
                 if kept.path.name == _name_of_reads(key, data):
@@ -187,15 +191,20 @@ class KeptStore:
             _remove(kept.path)
         return None
 
-    def write(self, data: bytes) -> None:
-        """Keep bytes in place of the earlier ones."""
+    def keep_reads(self, data: bytes) -> None:
+        """Keep the reads of a root in place of the earlier ones. If the disk is full, the earlier ones stay."""
         if len(data) > self._most_bytes:
             return
         place = self._folder / _name_of_reads(self._key_of_reads(), data)
-        with contextlib.suppress(OSError):
+        unfinished = place.with_suffix(_UNFINISHED)
+        try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            place.write_bytes(data)
-            self._touch(place)
+            unfinished.write_bytes(data)
+            unfinished.replace(place)
+        except OSError:
+            _remove(unfinished)
+            return
+        self._touch(place)
         for file in _files_of(self._folder):
             if file.path != place:
                 _remove(file.path)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,46 @@ def test_a_store_does_not_use_the_tables_of_a_store_with_the_same_names_in_anoth
     moved.parent.mkdir(exist_ok=True)
     kept.rename(moved)
     assert not another.link(table(1), target)
+
+
+def _files(scratch: Path) -> list[str]:
+    return sorted(path.suffix for path in scratch.rglob("kept-tables/*/*"))
+
+
+def test_the_newest_reads_replace_the_earlier_ones(scratch: Path) -> None:
+    for data in (b"first", b"second", b"second", b"third"):
+        store_of(scratch, "").keep_reads(data)
+        assert store_of(scratch, "").reads() == data
+        assert _files(scratch) == [".reads"]
+    assert store_of(scratch, "state/0/0").reads() is None
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"X" + data[1:], lambda data: b""])
+def test_damaged_reads_are_removed(scratch: Path, damage: Callable[[bytes], bytes]) -> None:
+    store_of(scratch, "").keep_reads(b"some reads")
+    (kept,) = scratch.rglob("*.reads")
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert store_of(scratch, "").reads() is None
+    assert _files(scratch) == []
+
+
+def test_if_the_disk_is_full_the_earlier_reads_stay(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 4 * MIB) as disk:
+        store_of(disk, "").keep_reads(b"some reads")
+        fill(disk, left_bytes=100_000)
+        store_of(disk, "").keep_reads(os.urandom(MIB))
+        assert store_of(disk, "").reads() == b"some reads"
+        assert _files(disk) == [".reads"]
+
+
+def test_half_written_reads_of_a_killed_process_are_not_used_and_go_with_the_next_ones(scratch: Path) -> None:
+    store_of(scratch, "").keep_reads(b"some reads")
+    (kept,) = scratch.rglob("*.reads")
+    kept.with_suffix(".unfinished").write_bytes(b"some")
+    assert store_of(scratch, "").reads() == b"some reads"
+    assert _files(scratch) == [".reads", ".unfinished"]
+    store_of(scratch, "").keep_reads(b"more reads")
+    assert _files(scratch) == [".reads"]
 
 
 def _hammer(scratch: Path, seed: int) -> None:

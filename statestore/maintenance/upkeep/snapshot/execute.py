@@ -273,11 +273,11 @@ def execute_all(
 
     For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
     """
-    from statekeeper.statestore.store.engine.kept_tables import keeping
+    from statekeeper.statestore.store.engine.kept_tables import kept_tables_of
 
     at_a_time = max(1, min(workers, len(actions)))
     share = share_of(memory_bytes, at_a_time)
-    kept = keeping(storage.url, scratch, kept_bytes, clock)
+    kept = kept_tables_of(storage.url, scratch, kept_bytes, clock)
 
     def work(action: TakeSnapshot) -> Taken:
         try:
