@@ -24,7 +24,7 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.maintenance.verbs import fleet
 from statekeeper.statestore.maintenance.verbs.config import Configuration, files_of, load_all
-from statekeeper.statestore.maintenance.verbs.config_check import Checked, ConfigFinding, Explained, examine
+from statekeeper.statestore.maintenance.verbs.config_check import Checked, ConfigFinding, examine
 
 
 @click.group()
@@ -44,7 +44,8 @@ def config() -> None:
 def check(roots: tuple[str, ...], offline: bool, output: Output) -> None:
     """Show the policies of each query with the file and the table of each value, and what is wrong.
 
-    check only reads. Without ROOT, it shows the values that the files set. For a ROOT, it also shows the defaults.
+    check only reads. Without ROOT, it shows the values that the files set. For a ROOT, it also shows the defaults,
+    and leaves out what is wrong with other checkpoints.
 
     It finds files and tables that cannot be used, unknown keys with the nearest known key, a query that two tables define,
     checkpoints that cannot be listed or have no committed batch, teams without a table in [teams], channels whose
@@ -61,18 +62,16 @@ def check(roots: tuple[str, ...], offline: bool, output: Output) -> None:
         checked = examine(configuration, None)
     else:
         checked = examine(configuration, fleet.discover(configuration), environment=os.environ)
-    chosen = [configuration.find(root).name for root in roots]
-    shown = [one for one in checked.explained if not roots or one.name in chosen]
+    if roots:
+        checked = checked.about([configuration.find(root).name for root in roots])
     output.show(
-        _object(files, configuration, checked, shown),
-        lambda console: _print(console, files, checked, shown, all_values=bool(roots)),
+        _object(files, configuration, checked),
+        lambda console: _print(console, files, checked, all_values=bool(roots)),
     )
     sys.exit(FAILED if checked.is_unreadable else FINDINGS if checked.findings else 0)
 
 
-def _object(
-    files: list[Path], configuration: Configuration, checked: Checked, shown: list[Explained]
-) -> dict[str, Any]:
+def _object(files: list[Path], configuration: Configuration, checked: Checked) -> dict[str, Any]:
     return {
         "files": [{"file": str(one), "is_used": str(one) in configuration.files} for one in files],
         "findings": list(map(_finding, checked.findings)),
@@ -89,7 +88,7 @@ def _object(
                     for setting in one.settings
                 },
             }
-            for one in shown
+            for one in checked.explained
         ],
     }
 
@@ -98,7 +97,7 @@ def _finding(one: ConfigFinding) -> dict[str, Any]:
     return {"subject": one.subject, "problem": one.problem, "is_unreadable": one.is_unreadable}
 
 
-def _print(console: Console, files: list[Path], checked: Checked, shown: list[Explained], *, all_values: bool) -> None:
+def _print(console: Console, files: list[Path], checked: Checked, *, all_values: bool) -> None:
     found = counted(len(checked.findings), "finding") if checked.findings else "no finding"
     console.print(f"{counted(len(files), 'file')}, {counted(len(checked.explained), 'root')}: {found}")
     for one in checked.findings:
@@ -106,7 +105,7 @@ def _print(console: Console, files: list[Path], checked: Checked, shown: list[Ex
     for team, channels in checked.teams.items():
         listed = ", ".join(f"{name} {value}" for name, value in channels.items()) or "no channel"
         console.print(tables.plain(printable(f"team {team}: {listed} (not tested)")), soft_wrap=True)
-    for root in shown:
+    for root in checked.explained:
         console.print()
         table = tables.table(f"{root.name}: {redacted(root.url)}: {root.state}", "key", "value", "source", "file")
         for setting in root.settings:

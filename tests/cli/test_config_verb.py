@@ -124,6 +124,17 @@ def test_a_file_or_checkpoint_that_cannot_be_read_has_its_own_exit_code(teams: P
     assert (nowhere.exit_code, "matches no file" in nowhere.stderr) == (2, True)
 
 
+def test_a_check_of_one_root_does_not_fail_because_of_another_one(teams: Path) -> None:
+    (teams.parent / "loop").symlink_to("loop")
+    (teams / "crm.toml").write_text('[roots.leads]\nurl = "../loop"\nteam = "payments"\n')
+    assert checked(teams)[0] == checked(teams, "leads")[0] == 1
+    code, found = checked(teams, "jobs.orders")
+    assert (code, found["findings"]) == (0, [])
+    (teams / "broken.toml").write_text("[roots")
+    code, found = checked(teams, "jobs.orders")
+    assert (code, [one["subject"] for one in found["findings"]]) == (1, [f"file {teams / 'broken.toml'}"])
+
+
 def test_other_verbs_use_the_folder_and_a_broken_file_stops_only_its_queries(teams: Path) -> None:
     (teams / "crm.toml").write_text("[roots")
     assert run("--config", teams, "inspect", "jobs.orders").exit_code == 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from statekeeper.statestore.maintenance.verbs.config import (
     DEFAULT_TEAM,
@@ -59,6 +59,15 @@ class Checked:
     def is_unreadable(self) -> bool:
         """Whether a file or a checkpoint could not be read."""
         return any(one.is_unreadable for one in self.findings)
+
+    def about(self, names: Collection[str]) -> Checked:
+        """Return the part about some of the roots: without the other roots and their findings."""
+        others = {one.name for one in self.explained} - set(names)
+        return replace(
+            self,
+            explained=tuple(one for one in self.explained if one.name not in others),
+            findings=tuple(one for one in self.findings if one.subject not in others),
+        )
 
 
 def examine(
