@@ -44,8 +44,8 @@ _LAST_CLEAN_BEFORE_RENAME = "clean_audits"
 ALL_QUERIES_HEALTHY = Check(
     "all_queries_healthy",
     "There is a query, the audit of each query is clean, and each query can be reached. Red: a query is broken "
-    "*now*, and stays red until it is repaired; or no query was examined. The result names the query and its file, and the "
-    "next command; `statekeeper audit QUERY` shows the actions.",
+    "*now*, and stays red until it is repaired; or no query was examined. The result names each query with its file and "
+    "the next command; `statekeeper audit QUERY` shows the actions.",
     of_each_query=False,
 )
 
@@ -289,7 +289,7 @@ def unhealthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dict
     """The problem of each query that needs a person, and of each broken part of the configuration, with the next command,
     by the name of the query; the most urgent first. `lost`: queries without a committed batch after a clean audit."""
     found: dict[str, str] = {}
-    for name, problem in facts.problems.items():
+    for name, problem in sorted(facts.problems.items(), key=lambda one: is_part(one[0])):
         if is_part(name):
             found[name] = with_next(problem, fleet.command("config", "check"))
         else:
@@ -308,13 +308,15 @@ def unhealthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dict
 
 
 def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = ()) -> dg.AssetCheckResult:
-    """Check that there is a query, and that each one can be reached and has no finding. The description names up to five
-    queries, worst first. `lost`: see `unhealthy`."""
+    """Check that there is a query, and that each one can be reached and has no finding. The description has the worst
+    problem, and the metadata all of them. `lost`: see `unhealthy`."""
     problems = unhealthy(facts, fleet, lost)
     is_error = bool(facts.problems) or any(
         one.worst is not None and one.worst.severity is Severity.ERROR for one in facts.rows.values()
     )
-    named = "; ".join(f"{name}: {problem}" for name, problem in list(problems.items())[:5])
+    named = next((f"{name}: {problem}" for name, problem in problems.items()), "")
+    if len(problems) > 1:
+        named = f"The worst of {len(problems):,} problems is {named}"
     waiting = [name for name in facts.waiting if name not in lost]
     if not named and not facts.rows:
         named = _nothing_examined(waiting, fleet)
@@ -326,7 +328,11 @@ def all_queries_healthy(facts: FleetFacts, fleet: Fleet, lost: Sequence[str] = (
         description=printable(
             named or f"The audit of {counted(len(facts.rows), 'query')} has no finding.{not_examined}"
         ),
-        metadata={"queries": len(facts.rows), "queries_with_findings": sum(not is_part(name) for name in problems)},
+        metadata={
+            "queries": len(facts.rows),
+            "queries_with_findings": sum(not is_part(name) for name in problems),
+            **({"problems": fleet_page.all_problems(problems)} if problems else {}),
+        },
     )
 
 

@@ -98,7 +98,11 @@ def test_the_page_names_the_worst_query_its_team_and_the_next_command(fleet: Fle
     assert (figures["queries_that_need_a_person"], figures["unreachable_queries"]) == (2, 2)
     check = all_queries_healthy(facts, fleet)
     assert not check.passed
-    assert "roots.typo" in (check.description or "")
+    description = check.description or ""
+    assert description.startswith("The worst of 3 problems is nowhere: cannot be examined: ")
+    assert description.endswith(f" Next: statekeeper --config {fleet.config_file} audit nowhere")
+    listed = text_of(check.metadata, "problems")
+    assert all(name in listed for name in ("nowhere", "orders", "roots.typo"))
 
 
 def test_a_healthy_page_shows_the_restore_time_against_its_target_and_the_cost_of_a_day(fleet: Fleet) -> None:
