@@ -161,11 +161,11 @@ def kill_one(platform: Running, victim: str) -> None:
     os.kill(ids[victim], signal.SIGKILL)
 
 
-def maintained_since(platform: Running, at_seconds: float) -> None:
-    """Wait for a run that began after this moment and succeeded."""
+def maintained_since(platform: Running, at_seconds: float, job: str = "maintain_queries") -> None:
+    """Wait for a run of a job that began after this moment and succeeded."""
 
     def look() -> bool:
-        return any(run["startTime"] > at_seconds for run in platform.runs(statuses=["SUCCESS"]))
+        return any(run["startTime"] > at_seconds for run in platform.runs(job, statuses=["SUCCESS"]))
 
     platform.wait_for("a run that succeeded since", look, 240)
 
@@ -276,8 +276,9 @@ def test_kills_during_the_flights_job_leave_no_stuck_run_and_correct_state(
         tmp_path, "statekeeper.resources.launcher.platform", *configuration, "--home", str(home), home=home
     ) as last:
         last.wait_for("an end of all runs", lambda: not at_work(last), 300)
+        launched = time.time()
         last.launch("flights")
-        maintained_since(last, time.time())
+        maintained_since(last, launched, "maintain_query")
         for asset in ("snapshot", "lineage", "retention"):
             assert all(check["success"] for check in last.checks(asset).values()), last.checks(asset)
         failed = {run["runId"] for run in last.runs(statuses=["FAILURE"])}
