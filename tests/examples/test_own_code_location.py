@@ -127,7 +127,7 @@ def company(tmp_path: Path) -> Iterator[Company]:
             server.terminate()
             # Dagster's server sometimes waits for its own child without an end.
             with suppress(subprocess.TimeoutExpired):
-                server.wait(30)
+                server.wait(5)
             server.kill()
 
 
