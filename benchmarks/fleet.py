@@ -116,9 +116,8 @@ def run(options: argparse.Namespace) -> list[Table]:
                 "that RocksDB and S3A start. Requests to the stores, except for changelogs, which the query itself writes, "
                 "and except for deletions.",
                 "Statekeeper's requests are of all kinds. The S3 server is a Python process on the same machine.",
-                "Limit: with a changelog per store, each changelog is one GET. A third of the CPU of a busy hour "
-                "fetches them, and a third replays them. One object per batch is one GET a batch. Each visit was measured "
-                "once; two runs on a shared machine differed by up to a third.",
+                "Limit: with a changelog per store, each changelog is one GET, and it is replayed. One object per batch is "
+                "one GET a batch. Busy visits are measured once.",
             ],
         )
     ]

@@ -165,9 +165,8 @@ def _price_table(spark: Side, ours: Side) -> Table:
             f"Prices of S3 Standard in us-east-1: {DOLLARS_PER_WRITE * 1000:g} dollars per 1,000 PUT, COPY, POST and LIST "
             f"requests, {DOLLARS_PER_READ * 1000:g} per 1,000 GET and HEAD requests, deletions free. Storage and transfer "
             "are not in it.",
-            "Limit of the CPU: Statekeeper fetches each changelog, which an executor has on its disk. A third of its CPU "
-            "fetches, a third replays, and the rest lists and plans. Limit of the dollars: nine tenths are requests of the "
-            "query itself through S3A, which maintenance cannot change.",
+            "Limit of the CPU: Statekeeper fetches each changelog, which an executor has on its disk. Limit of the "
+            "dollars: most requests are those of the query itself through S3A, which maintenance cannot change.",
             "An S3 server on the same machine counts the requests. Spark reaches it through S3A with its defaults.",
         ],
     )

@@ -84,7 +84,7 @@ def run_in_one_partition(stream: Stream, tables: list[pa.Table], **limits: int |
 @pytest.mark.parametrize(
     ("count", "keys", "bound_bytes"),
     [
-        pytest.param(1_000_000, 600_000, 450 * MIB, id="1 million rows", marks=pytest.mark.slow),
+        pytest.param(1_000_000, 600_000, 430 * MIB, id="1 million rows", marks=pytest.mark.slow),
         pytest.param(
             5_000_000, 3_000_000, 512 * MIB, id="5 million rows", marks=[pytest.mark.slow, pytest.mark.timeout(2400)]
         ),
