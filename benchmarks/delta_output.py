@@ -15,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.turns import Contender, Course, Start, compared
-from statekeeper.pipelines.sinks.sink import DeltaSink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.format.provider import PROVIDER, Provider

@@ -9,7 +9,8 @@ with needed_by("statekeeper.pipelines", "spark"):
     from statekeeper.pipelines.batch.progress import BatchReport, Observer, Outcome, Phase
     from statekeeper.pipelines.operator.declaration import Frames, Pieces, StatefulOperator, Update
     from statekeeper.pipelines.operator.times import Batch, TimeKind, Ttl
-    from statekeeper.pipelines.sinks.sink import AtLeastOnceSink, Attempt, DeltaSink, NoSink, Sink, Writer
+    from statekeeper.pipelines.sinks.delta_writer import Writer, WriterUsed
+    from statekeeper.pipelines.sinks.sink import AtLeastOnceSink, Attempt, DeltaSink, NoSink, Sink
     from statekeeper.pipelines.startup.planned import planned_changes
     from statekeeper.pipelines.startup.query import StatefulQuery, start
     from statekeeper.pipelines.startup.session import spark_session
@@ -45,6 +46,7 @@ __all__ = [
     "Ttl",
     "Update",
     "Writer",
+    "WriterUsed",
     "planned_changes",
     "spark_session",
     "start",

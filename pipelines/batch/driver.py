@@ -28,6 +28,7 @@ from statekeeper.pipelines.batch.snapshots import KnownSnapshots, Snapshots
 from statekeeper.pipelines.batch.spark import hide_end_of_query, named, output_is_unreadable
 from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.operator.times import Batch
+from statekeeper.pipelines.sinks.delta_writer import WriterUsed
 from statekeeper.pipelines.sinks.sink import Attempt, Sink
 from statekeeper.pipelines.task.assignments import Assignments
 from statekeeper.pipelines.task.batch_log import LogLayout, changelogs_of, part_of
@@ -148,6 +149,7 @@ class BatchDriver:
             ids=ids,
             warn=warn,
         )
+        self._writers: Mapping[str, WriterUsed] = {}
         self._metrics = MetricsWindow(clock)
         self._phases: dict[Phase, float] = {}
         self._now: tuple[Phase, float] | None = None
@@ -235,6 +237,7 @@ class BatchDriver:
                 metrics=self._metrics.end(spent),
                 notes=notes,
                 times=None if isinstance(begin, Done) else Batch.of(begin.times),
+                writers=self._outputs.writers if outcome is Outcome.COMPUTED else {},
             )
         )
 
@@ -270,6 +273,7 @@ class BatchDriver:
         """Compute an attempt and write it to the sinks. Return the record of the attempt that they hold. The first sink
         decides: it skips the write if another driver was first."""
         batch, outputs = begun.number, self._outputs.plan()
+        self._tell_writers(batch)
         for number in range(1, _ATTEMPTS + 1):
             self._enter(batch, Phase.COMPUTING)
             attempt = begun.attempt(self._ids.fresh())
@@ -306,6 +310,14 @@ class BatchDriver:
             chosen, further = self._completed(begun, held)
             return computed.reports, chosen, number, (*notes, *further)
         raise AssertionError("unreachable")
+
+    def _tell_writers(self, batch: int) -> None:
+        """Warn when Spark has to write an output, because its batches are slower then."""
+        writers = self._outputs.writers
+        for output, used in writers.items():
+            if used.is_fallback and used != self._writers.get(output):
+                self._warn(f"batch {batch}: Spark's writer writes {output!r}, in a second Spark job: {used.reason}")
+        self._writers = writers
 
     def _completed(self, begun: BegunBatch, held: Held) -> tuple[Pending, tuple[str, ...]]:
         """Return the record of the attempt that a sink holds, when all sinks have it."""

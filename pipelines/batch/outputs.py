@@ -19,7 +19,16 @@ from statekeeper.pipelines.batch.operator_job import operator_job
 from statekeeper.pipelines.batch.spark import FOREIGN_BLOCK
 from statekeeper.pipelines.operator.declaration import LATE_OUTPUT, StatefulOperator
 from statekeeper.pipelines.sinks.data_files import DataFile, NoFiles, OutputFiles
-from statekeeper.pipelines.sinks.sink import Attempt, FileSink, NoSink, RowsCheckingSink, Sink, TracedSink
+from statekeeper.pipelines.sinks.delta_writer import WriterUsed
+from statekeeper.pipelines.sinks.sink import (
+    Attempt,
+    ChoosingSink,
+    FileSink,
+    NoSink,
+    RowsCheckingSink,
+    Sink,
+    TracedSink,
+)
 from statekeeper.pipelines.task.reports import PartitionReport, TaskReport
 from statekeeper.pipelines.task.task_outputs import MARKER_COLUMN, TAG_COLUMN, TaskOutputs
 from statekeeper.pipelines.task.work import TaskPlan
@@ -145,6 +154,12 @@ class Outputs:
         files = self._files()
         rows = self._through_spark(files)
         return TaskOutputs(files=files, rows=rows, digested=frozenset() if self._is_one else frozenset(rows))
+
+    @property
+    def writers(self) -> Mapping[str, WriterUsed]:
+        """Return output -> the writer of the newest batch that was planned, for sinks that choose one."""
+        chosen = {name: sink.used for name, sink in self._sinks.items() if isinstance(sink, ChoosingSink)}
+        return {name: used for name, used in chosen.items() if used is not None}
 
     def plan_only(self, names: Sequence[str]) -> TaskOutputs:
         """Return where the tasks put the outputs `names` if they compute a batch again. They drop the others."""
@@ -329,8 +344,8 @@ def _require_agreeing(sinks: Mapping[str, Sink], structure: Structure) -> None:
     through_spark = [name for name, one in sinks.items() if not (isinstance(one, FileSink) and one.takes_files)]
     if structure is Structure.V1 and len(through_spark) > 1:
         raise UnsupportedEnvironment(
-            f"the outputs {sorted(through_spark)} go through Spark in structure V1: after a crash one of them could not be "
-            "completed",
+            f"the outputs {sorted(through_spark)} can go through Spark in structure V1: after a crash one of them could "
+            "not be completed",
             hint='use structure V2, or DeltaSink(..., writer="tasks") for all outputs but one',
         )
 

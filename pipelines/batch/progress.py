@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from statekeeper.pipelines.operator.times import Batch
+from statekeeper.pipelines.sinks.delta_writer import WriterUsed
 from statekeeper.pipelines.task.reports import PartitionReport, StoreReport
 from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
@@ -41,6 +42,8 @@ class BatchReport:
     milliseconds  phase -> time until the next phase
     metrics       the figures of this batch and the newest ones before it
     times         time and watermark of the batch; None if it was committed before
+    writers       output -> the writer of its rows and the reason, for sinks that choose one; empty for a batch that was not
+                  computed
     """
 
     batch: int
@@ -52,6 +55,7 @@ class BatchReport:
     metrics: QueryMetrics
     notes: tuple[str, ...] = ()
     times: Batch | None = None
+    writers: Mapping[str, WriterUsed] = field(default_factory=dict)
 
     @property
     def late_rows(self) -> int:

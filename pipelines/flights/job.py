@@ -38,7 +38,8 @@ from statekeeper.pipelines.flights import facts, grounded
 from statekeeper.pipelines.flights.feeder import Feeder
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import Batch
-from statekeeper.pipelines.sinks.sink import DeltaSink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.pipelines.startup.query import StatefulQuery, start
 from statekeeper.pipelines.startup.session import require_java, spark_session
 from statekeeper.pipelines.task.batch_log import LogLayout
@@ -148,8 +149,8 @@ def start_query(
     places: Places,
     observer: Observer,
     *,
-    log: LogLayout = LogLayout.STORES,
-    writer: Writer = Writer.SPARK,
+    log: LogLayout = LogLayout.BATCH,
+    writer: Writer = Writer.AUTO,
 ) -> StatefulQuery:
     """The streaming query over the departures. `log` and `writer`: as in `start` and `DeltaSink`."""
     departures = (

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from msgspec import Meta
 
 from statekeeper.statestore.base.clock import Ids
-from statekeeper.statestore.base.errors import WrongResult
+from statekeeper.statestore.base.errors import StorageError, WrongResult
 from statekeeper.statestore.format import json_records
 from statekeeper.statestore.format.json_records import Count
 
@@ -223,18 +223,32 @@ class TaskFiles:
 
     def write(self, rows: pa.Table) -> None:
         """Append rows to the files of their partition values. Raises `WrongResult` for a partition value that Delta
-        cannot store."""
+        cannot store, `StorageError` if the storage of the table rejects a file."""
         if rows.num_rows == 0:
             return
         rows = rows.rename_columns(self._table.columns.names).cast(self._table.columns)
         for values, part in _by_value(rows, self._table.partition_by):
-            self._file(values).write(part.select(self._in_files.names))
+            with self._typed_errors():
+                self._file(values).write(part.select(self._in_files.names))
 
     def complete(self) -> tuple[DataFile, ...]:
-        """Close all files and return them."""
-        while self._open:
-            self._close_oldest()
+        """Close all files and return them. Raises `StorageError`."""
+        with self._typed_errors():
+            while self._open:
+                self._close_oldest()
         return tuple(self._complete)
+
+    @contextlib.contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"a task cannot write a data file: {str(error).splitlines()[0]}",
+                path=self._table.path,
+                hint="tasks write this table themselves: give them access with DeltaSink(..., storage_options={...}), "
+                'or let Spark write it with DeltaSink(..., writer="spark")',
+            ) from error
 
     def __enter__(self) -> TaskFiles:
         return self

@@ -20,11 +20,13 @@ _COMMITS = 100
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """The table's properties, the names of its columns, and its id; a table that replaces it has another id."""
+    """The table's properties, the names of its columns, and its id; a table that replaces it has another id. `schema`: the
+    columns as JSON."""
 
     id: str
     configuration: Mapping[str, str]
     columns: tuple[str, ...]
+    schema: str
 
 
 class DeltaLog:
@@ -52,7 +54,7 @@ class DeltaLog:
             return None
         metadata = table.metadata()
         columns = tuple(field.name for field in table.schema().fields)
-        metadata = TableMetadata(str(metadata.id), dict(metadata.configuration), columns)
+        metadata = TableMetadata(str(metadata.id), dict(metadata.configuration), columns, table.schema().to_json())
         known = _Known(version=table.version(), head=head, metadata=metadata)
         known.commits.extend(table.history(_COMMITS))
         known.has_all = len(known.commits) < _COMMITS
@@ -110,8 +112,10 @@ class _Known:
                 info = action["commitInfo"]
             elif "metaData" in action:
                 found = action["metaData"]
-                columns = tuple(str(field["name"]) for field in json.loads(found["schemaString"])["fields"])
-                self.metadata = TableMetadata(str(found["id"]), dict(found.get("configuration") or {}), columns)
+                schema = str(found["schemaString"])
+                columns = tuple(str(field["name"]) for field in json.loads(schema)["fields"])
+                configuration = dict(found.get("configuration") or {})
+                self.metadata = TableMetadata(str(found["id"]), configuration, columns, schema)
             else:
                 self.transactions[str(action["txn"]["appId"])] = int(action["txn"]["version"])
         self.commits.appendleft({**info, "version": self.version})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from enum import StrEnum
 from typing import ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -19,23 +18,13 @@ from statekeeper.pipelines.sinks.delta_files import DeltaFiles, require_nullable
 from statekeeper.pipelines.sinks.delta_history import NO_TABLE, application, attempt_of, note_of, require_unchanged
 from statekeeper.pipelines.sinks.delta_log import DeltaLog, KnownTable
 from statekeeper.pipelines.sinks.delta_rows import Commit, append, merge, require_unique
-from statekeeper.statestore.base.errors import (
-    BadConfiguration,
-    SchemaMismatch,
-    UnsafeSink,
-    UnsupportedEnvironment,
-    UnsupportedType,
-)
+from statekeeper.pipelines.sinks.delta_writer import Writer, WriterChoice, WriterUsed
+from statekeeper.statestore.base.errors import BadConfiguration, SchemaMismatch, UnsafeSink, UnsupportedType
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.root.attempts import SinkPosition
 
 _RETENTION = "delta.setTransactionRetentionDuration"
-_EXTENSIONS = "spark.sql.extensions"
 _AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
-_DELTA_CONF = {
-    _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class FileSink(Sink, Protocol):
 
     @property
     def takes_files(self) -> bool:
-        """Return whether the tasks write the output. Otherwise the rows go through `write`."""
+        """Return whether the tasks write the output of every batch. Otherwise rows can go through `write`."""
 
     def plan_files(self, output: pa.Schema) -> OutputFiles | None:
         """Return where and how tasks write the output; None if the rows go through `write`. Called before each batch.
@@ -99,6 +88,15 @@ class FileSink(Sink, Protocol):
 
 
 @runtime_checkable
+class ChoosingSink(Sink, Protocol):
+    """A sink that chooses the writer of each batch."""
+
+    @property
+    def used(self) -> WriterUsed | None:
+        """Return the writer of the newest batch; None before the first one."""
+
+
+@runtime_checkable
 class RowsCheckingSink(Sink, Protocol):
     """A sink that checks the rows of a batch. With several outputs, all checks come before the first write."""
 
@@ -106,27 +104,21 @@ class RowsCheckingSink(Sink, Protocol):
         """Raise `WrongResult` for rows that the sink cannot write. Called before each `write`."""
 
 
-class Writer(StrEnum):
-    """The program that writes the rows of a batch into a table."""
-
-    SPARK = "spark"
-    """Spark's own writer, in a second job of the batch. It supports every table."""
-    TASKS = "tasks"
-    """The operator's tasks, so that a batch is one Spark job. The driver commits the files."""
-
-
 @dataclass(frozen=True)
 class DeltaSink:
     """Appends to a Delta table exactly once: query and batch are the commit's txn (Delta's idempotent writes), the attempt
     is its `userMetadata`. `storage_options` give access to the table if it is not on local disk.
 
-    writer              see `Writer`. "tasks" raises `UnsupportedTable` for a table with a feature that only Spark's writer
-                        supports: constraints, generated or identity columns, default values, column mapping, change feed,
-                        row tracking, deletion vectors, other features of a higher protocol
+    writer              "auto": the operator's tasks write the files, so that a batch is one Spark job, if they support the
+                        table and the settings of the session. Otherwise Spark's writer does it in a second job. The choice
+                        is made before each batch; `BatchReport.writers` has it with the reason. "tasks" raises
+                        `UnsupportedTable` for a table with a feature that only Spark's writer supports: constraints,
+                        generated or identity columns, default values, column mapping, change feed, row tracking, deletion
+                        vectors, other features of a higher protocol. "spark": always Spark's writer
     partition_by        partition columns of a new table; an existing table must have the same
     merge_on            key columns: a row of the output updates the row of the table with the same key (MERGE INTO), or is
                         inserted. Null equals null. A batch with two rows of a key stops with `WrongResult` before it
-                        writes. Needs writer "spark"
+                        writes. Only Spark's writer does it
     add_columns         the first batch that has new columns adds them to the table, in the same commit. They must be
                         nullable; earlier rows have null
 
@@ -142,18 +134,19 @@ class DeltaSink:
     _: KW_ONLY
     storage_options: Mapping[str, str] = field(default_factory=dict)
     continue_at_batch: int | None = None
-    writer: Writer | str = Writer.SPARK
+    writer: Writer | str = Writer.AUTO
     partition_by: Sequence[str] | None = None
     merge_on: Sequence[str] | None = None
     add_columns: bool = False
     supports_exactly_once: ClassVar[bool] = True
     _log: DeltaLog = field(init=False, repr=False, compare=False)
     _files: DeltaFiles = field(init=False, repr=False, compare=False)
+    _choice: WriterChoice = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.writer not in list(Writer):
             raise BadConfiguration(
-                f"DeltaSink with writer={self.writer!r}", hint='use writer="spark" or writer="tasks"'
+                f"DeltaSink with writer={self.writer!r}", hint='use writer="auto", writer="spark" or writer="tasks"'
             )
         self._require_merge_columns()
         log = DeltaLog(self.path, self.storage_options)
@@ -162,6 +155,10 @@ class DeltaSink:
         )
         object.__setattr__(self, "_log", log)
         object.__setattr__(self, "_files", files)
+        merges = self.merge_on is not None
+        object.__setattr__(
+            self, "_choice", WriterChoice(self.path, Writer(self.writer), merges=merges, log=log, files=files)
+        )
 
     def _require_merge_columns(self) -> None:
         if self.merge_on is None:
@@ -173,7 +170,7 @@ class DeltaSink:
         if self.writer == Writer.TASKS:
             raise BadConfiguration(
                 'DeltaSink with merge_on and writer="tasks": tasks only add files, but a merge also replaces rows',
-                hint='use writer="spark" with merge_on',
+                hint='use merge_on without writer="tasks"',
             )
 
     def __repr__(self) -> str:
@@ -184,20 +181,12 @@ class DeltaSink:
         """Check the table before the query starts. Raises `UnsupportedEnvironment` for a session without Delta,
         `UnsafeSink`, `SchemaMismatch` for a table without a column of the output."""
         _require_keys(self.merge_on or (), output)
-        if self.writer == Writer.TASKS:
-            self._files.plan(output)
-        for conf, wanted in _DELTA_CONF.items() if self.writer == Writer.SPARK else ():
-            # Other catalogs may extend Delta's catalog; the extension is one item of a list.
-            held = str(session.conf.get(conf, ""))
-            if not held or (conf == _EXTENSIONS and wanted not in held):
-                raise UnsupportedEnvironment(
-                    f"the session cannot write Delta tables: {conf} is {held or 'not set'}",
-                    hint=f"set it to {wanted}, or make the session with statekeeper.pipelines.spark_session",
-                )
+        self._choice.remember(session)
+        through_spark = self._choice.plan(output) is None
         default = f"spark.databricks.delta.properties.defaults.{_RETENTION.removeprefix('delta.')}"
         table = self._table()
         if table is None:
-            if self.writer == Writer.SPARK and session.conf.get(default, None):
+            if through_spark and session.conf.get(default, None):
                 raise UnsafeSink(
                     f"{default} is set: a new table would lose the record of its batches, and a crash could "
                     "write a batch twice",
@@ -210,7 +199,7 @@ class DeltaSink:
         missing = _missing(output.names, table)
         if self.add_columns:
             require_nullable(self.path, [output.field(name) for name in missing])
-        elif missing and self.writer == Writer.SPARK and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
+        elif missing and through_spark and str(session.conf.get(_AUTO_MERGE, "false")).lower() != "true":
             raise SchemaMismatch(
                 f"the sink's table has no columns {missing}",
                 path=self.path,
@@ -268,8 +257,12 @@ class DeltaSink:
     def takes_files(self) -> bool:
         return self.writer == Writer.TASKS
 
+    @property
+    def used(self) -> WriterUsed | None:
+        return self._choice.used
+
     def plan_files(self, output: pa.Schema) -> TableFiles | None:
-        return self._files.plan(output) if self.takes_files else None
+        return self._choice.plan(output)
 
     def commit_files(self, plan: OutputFiles, files: Sequence[DataFile], attempt: Attempt) -> None:
         assert isinstance(plan, TableFiles)

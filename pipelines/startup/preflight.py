@@ -39,11 +39,13 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.names import MOST_PARTITIONS
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.root import attempts
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.columns import ColumnChange
 from statekeeper.statestore.root.state_root import require_startable
 from statekeeper.statestore.storage import Storage, read_or_none
 
+_FEW_STORES = 4
 _RESERVED = (GROUP_COLUMN, TAG_COLUMN, MARKER_COLUMN)
 
 
@@ -85,8 +87,10 @@ def chosen_tasks(asked: int | None) -> int | None:
     return asked
 
 
-def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
-    """Return the layout of the changelogs. Raises `UnsupportedEnvironment`."""
+def log_layout(asked: LogLayout | str | None, structure: Structure) -> LogLayout | None:
+    """Return the layout of the changelogs; None if the job does not name one. Raises `UnsupportedEnvironment`."""
+    if asked is None:
+        return None
     if asked not in list(LogLayout):
         raise UnsupportedEnvironment(f"log={asked!r} is unknown", hint='use log="stores" or log="batch"')
     if LogLayout(asked) is LogLayout.BATCH and structure is Structure.V1:
@@ -95,6 +99,17 @@ def log_layout(asked: LogLayout | str, structure: Structure) -> LogLayout:
             hint='use structure V2, or log="stores"',
         )
     return LogLayout(asked)
+
+
+def default_log(root: Storage, structure: Structure, stores: int) -> LogLayout:
+    """Return the layout of a job that names none. A root keeps its layout. A new root with many stores has batch logs where
+    each object costs a request. `stores`: number of stores of a new root."""
+    if structure is Structure.V1:
+        return LogLayout.STORES
+    newest = catalog.newest_batch(root)
+    if newest is not None:
+        return LogLayout.BATCH if attempts.has_batch_log(root, newest) else LogLayout.STORES
+    return LogLayout.BATCH if not _is_local(root.url) and stores > _FEW_STORES else LogLayout.STORES
 
 
 def row_columns(operator: StatefulOperator, stream: StructType) -> pa.Schema:
@@ -228,16 +243,19 @@ def require_root(
 
 def _require_writable(url: str) -> None:
     """Raise for a local folder that cannot be created or written. The permissions of a bucket show at the first write."""
-    parts = _parts(url)
-    if not parts[0].startswith("/"):
+    if not _is_local(url):
         return
-    place = Path(*parts)
+    place = Path(*_parts(url))
     while not place.exists():
         place = place.parent
     if not place.is_dir():
         raise StorageError(f"{place} is a file", path=url, hint="name a folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise AccessDenied(f"{place} is not writable for this user", path=url, hint="correct its owner or its mode")
+
+
+def _is_local(url: str) -> bool:
+    return _parts(url)[0].startswith("/")
 
 
 def _parts(url: str) -> tuple[str, ...]:

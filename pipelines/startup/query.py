@@ -25,6 +25,7 @@ from statekeeper.pipelines.startup.inputs import columns_of_all, given_streams, 
 from statekeeper.pipelines.startup.tick import with_ticks
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host
+from statekeeper.pipelines.task.stored import store_schemas
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import SparkDied, StatekeeperError
 from statekeeper.statestore.format.structure import Structure
@@ -108,7 +109,7 @@ def start(
     key_groups: int = 128,
     tasks: int | None = None,
     structure: Structure = Structure.V2,
-    log: LogLayout | str = LogLayout.STORES,
+    log: LogLayout | str | None = None,
     initial: Initial | None = None,
     tick: str | dt.timedelta | None = None,
     late: Sink | None = None,
@@ -138,7 +139,9 @@ def start(
                  function that is not deterministic can make versions unrecoverable. If the root has the other structure,
                  the query fails with `OtherStructure`; `statekeeper switch` changes the structure
     log          "stores": each changelog is an object, which Spark can read. "batch": the small changelogs of a batch are
-                 one object, so that the requests per batch do not depend on the partitions (FLIP-158); structure V2 only
+                 one object, so that the requests per batch do not depend on the partitions (FLIP-158); structure V2 only.
+                 Spark reads them after a snapshot, or after `statekeeper unpack`. By default, a root keeps its layout, and
+                 a new root has "batch" if it is not on a local disk and has more than 4 stores, otherwise "stores"
     initial      first state of a new job: a DataFrame with exactly the key and value columns and one row for each key, for
                  several stores a dict from store name to DataFrame, or a function that returns one of them. Batch 0
                  writes these rows into the state before it processes its input. If batch 0 runs again, `initial` must
@@ -203,6 +206,9 @@ def start(
             of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[output])
     if any(not one.supports_exactly_once and not isinstance(one, NoSink) for one in sinks.values()):
         _LOG.warning("the sink cannot report its batches: output is at-least-once, state is exactly-once")
+    if layout is None:
+        stores = partitions * len(store_schemas(operator, row_columns))
+        layout = preflight.default_log(root_storage, structure, stores)
     # The checks above do not wait: an unreachable storage is a wrong URL more often than an outage.
     waiting_spec = replace(root_spec, timeout_seconds=storage_timeout_seconds)
     waiting_checkpoint = replace(checkpoint_spec, timeout_seconds=storage_timeout_seconds)

@@ -39,6 +39,12 @@ def records_at(storage: Storage, batch: int) -> Iterator[tuple[str, Record]]:
             yield path, record
 
 
+def has_batch_log(storage: Storage, batch: int) -> bool:
+    """Return whether an attempt at a batch has put its changelogs into a batch log."""
+    logs = storage.list_after(names.BATCH_LOGS, "", beginning=f"{batch + 1}-")
+    return any(names.parse_batch_log(entry.path) for entry in logs)
+
+
 def metrics_at(storage: Storage, batch: int) -> QueryMetrics | None:
     """Read the figures of the query before a batch; None if no record has them."""
     try:

@@ -40,7 +40,8 @@ from statekeeper.pipelines.batch.progress import BatchReport, Phase
 from statekeeper.pipelines.batch.snapshots import SnapshotWatch
 from statekeeper.pipelines.operator.declaration import Frames, StatefulOperator, Update
 from statekeeper.pipelines.sinks.data_files import DataFile, OutputFiles
-from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, Sink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, Sink
 from statekeeper.pipelines.startup.query import StatefulQuery
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.pipelines.task.batch_log import LogLayout

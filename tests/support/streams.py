@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from statekeeper.pipelines.batch.initial import Initial
 from statekeeper.pipelines.batch.progress import BatchReport, Phase
 from statekeeper.pipelines.operator.declaration import StatefulOperator
-from statekeeper.pipelines.sinks.sink import DeltaSink, Sink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import DeltaSink, Sink
 from statekeeper.pipelines.startup.query import StatefulQuery, start
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host

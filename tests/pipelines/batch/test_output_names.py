@@ -126,7 +126,7 @@ def test_sinks_that_do_not_fit_the_outputs_are_rejected(sink: Any, error: type[E
 
 def test_structure_v1_supports_one_output_through_spark() -> None:
     two = adding(output=OUTPUTS)
-    with pytest.raises(UnsupportedEnvironment, match="go through Spark in structure V1"):
+    with pytest.raises(UnsupportedEnvironment, match="can go through Spark in structure V1"):
         require_sinks(two, {"facts": DELTA, "alerts": DeltaSink("/tables/alerts")}, Structure.V1)
     for other in (TO_FILES, NoSink()):
         assert set(require_sinks(two, {"facts": DELTA, "alerts": other}, Structure.V1)) == set(OUTPUTS)

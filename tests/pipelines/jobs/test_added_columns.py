@@ -15,7 +15,8 @@ from deltalake.exceptions import DeltaError
 import statekeeper.pipelines.sinks.delta_files
 from statekeeper.pipelines.batch.progress import Phase
 from statekeeper.pipelines.operator.declaration import Update
-from statekeeper.pipelines.sinks.sink import DeltaSink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.base.errors import SchemaMismatch, StorageError
 from tests.support.adding_operator import OUTPUT, ROWS, add_up, adding, rows_of, totals_of, totals_table

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from statekeeper.pipelines.batch.progress import Phase
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
-from statekeeper.pipelines.sinks.sink import AtLeastOnceSink, Attempt, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import AtLeastOnceSink, Attempt
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.base.errors import SchemaMismatch, StatekeeperError, WrongInitial
 from statekeeper.statestore.format.structure import Structure

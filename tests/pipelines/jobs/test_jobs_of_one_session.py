@@ -9,7 +9,7 @@ from pyspark.errors import IllegalArgumentException
 
 from statekeeper.pipelines import DeltaSink
 from statekeeper.pipelines.batch.progress import Phase
-from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.startup.query import start
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host

@@ -8,7 +8,7 @@ import pytest
 
 from statekeeper.pipelines import DeltaSink, NoSink
 from statekeeper.pipelines.batch.progress import Outcome, Phase
-from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.base.errors import HotKey
 from tests.support.adding_operator import ROWS, adding, rows_of

@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines import DeltaSink, Host, StatefulOperator, Update, start
+from statekeeper.pipelines import DeltaSink, Host, NoSink, StatefulOperator, Update, start
 from statekeeper.pipelines.batch.progress import Phase
 from statekeeper.pipelines.operator.declaration import Pieces
+from statekeeper.pipelines.sinks.data_files import DroppedRows, TaskFiles
 from statekeeper.statestore.base.clock import RandomIds
+from statekeeper.statestore.base.errors import StorageError
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.s3_server import CREDENTIALS, S3Server, Wire
@@ -202,6 +204,21 @@ def test_a_column_is_added_to_a_table_in_a_bucket_and_lost_files_are_detected(en
     assert {(row["region"], row["day"]) for row in found} == {("a", None), ("b", 1), (None, 2)}
 
 
+def test_a_task_without_access_to_the_table_names_the_table_and_the_way_out(endpoint: str) -> None:
+    sink = DeltaSink(f"s3://{made_bucket(endpoint)}/table", storage_options=delta_options(endpoint))
+    plan = sink.plan_files(simple().schema)
+    assert plan is not None
+    denied = replace(plan, path="s3://bucket-without-access/table")
+    files = denied.open(0, RandomIds())
+    with pytest.raises(StorageError, match=r"s3://bucket-without-access/table: a task cannot write .*storage_options="):
+        _written_at_once(files, simple("a"))
+
+
+def _written_at_once(files: TaskFiles | DroppedRows, rows: pa.Table) -> None:
+    files.write(rows)
+    files.complete()
+
+
 @pytest.mark.parametrize("dies_at", [pytest.param(Phase.PENDING_WRITTEN, marks=pytest.mark.slow), Phase.SINK_WRITTEN])
 def test_tasks_write_the_files_of_a_table_in_a_bucket(
     delta_session: SparkSession, endpoint: str, tmp_path: Path, dies_at: Phase
@@ -209,7 +226,7 @@ def test_tasks_write_the_files_of_a_table_in_a_bucket(
     bucket = made_bucket(endpoint)
     spec = StorageSpec(f"s3://{bucket}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
     options = delta_options(endpoint)
-    sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options, writer="tasks")
+    sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options)
     source = tmp_path / "source"
     for batch in range(3):
         _append(source, batch)
@@ -247,3 +264,33 @@ def test_tasks_write_the_files_of_a_table_in_a_bucket(
             expected.append((key, counts[key]))
     assert rows.num_rows == 60
     assert sorted((row["k"], row["n"]) for row in facts.to_pylist()) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "first", "layout"),
+    [(5, None, "batch"), (4, None, "stores"), (4, "batch", "batch"), (5, "stores", "stores")],
+    ids=["many stores", "few stores", "batch logs were asked for", "objects of stores were asked for"],
+)
+def test_a_new_root_in_a_bucket_gets_batch_logs_and_an_existing_one_keeps_its_layout(
+    delta_session: SparkSession, endpoint: str, tmp_path: Path, *, partitions: int, first: str | None, layout: str
+) -> None:
+    spec = StorageSpec(f"s3://{made_bucket(endpoint)}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
+    storage = open_storage(spec)
+    for batch, log in enumerate((first, None)):
+        _append(tmp_path / "source", batch)
+        query = start(
+            StatefulOperator(keys=["k"], order_by=["x"], state=COUNT, output=OUTPUT, update=count),
+            delta_session.readStream.format("delta").load(str(tmp_path / "source")),
+            root=spec,
+            checkpoint=str(tmp_path / "checkpoint"),
+            sink=NoSink(),
+            partitions=partitions,
+            log=log,
+            host=Host(str(tmp_path / "host")),
+            trigger={"availableNow": True},
+        )
+        query.await_termination()
+        objects = [entry.path for entry in storage.list("")]
+        in_logs = any(path.startswith(f"_statekeeper/log/{batch + 1}-") for path in objects)
+        own = [path for path in objects if f"/{batch + 1}_" in path and path.endswith(".changelog")]
+        assert (in_logs, len(own)) == ((True, 0) if layout == "batch" else (False, partitions))

@@ -19,7 +19,8 @@ from statekeeper.pipelines.batch.progress import Phase
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
 from statekeeper.pipelines.sinks.data_files import DataFile, OutputFiles
-from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
+from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.format.structure import Structure

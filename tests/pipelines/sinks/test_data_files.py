@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from statekeeper.pipelines import DeltaSink
 from statekeeper.pipelines.sinks.data_files import FileStatistics
-from statekeeper.pipelines.sinks.sink import Writer
+from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.base.errors import (
     BadConfiguration,
