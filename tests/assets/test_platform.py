@@ -312,7 +312,7 @@ def test_during_the_flights_job_tails_shorten_files_are_deleted_and_damage_is_re
             assert all(check["success"] for check in platform.checks(asset).values()), platform.checks(asset)
 
         # The job has the changes of this file in its local copy, and continues.
-        broken = max((folder / "state" / "state" / "0" / "0").glob("*.changelog"), key=version_of)
+        broken = max((folder / "state" / "_statekeeper" / "log").glob("*.log"), key=version_of)
         kept = broken.read_bytes()
         broken.unlink()
         platform.launch("flights")
@@ -323,7 +323,7 @@ def test_during_the_flights_job_tails_shorten_files_are_deleted_and_damage_is_re
 
 
 def version_of(path: Path) -> int:
-    return int(path.name.partition("_")[0])
+    return int(path.name.partition("-")[0])
 
 
 @pytest.mark.slow

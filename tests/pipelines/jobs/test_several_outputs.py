@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from statekeeper.pipelines.batch.progress import Outcome
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, NoSink
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.base.errors import SinkChanged, SinkConflict, WrongResult
@@ -142,6 +143,19 @@ def test_a_driver_that_dies_between_two_sinks_is_completed_with_the_same_attempt
     if writers != ROWS_ROWS:
         job.feed().stream.run(operator, sink=job.sinks(writers))
         job.assert_right()
+
+
+@pytest.mark.parametrize("writers", [ROWS_ROWS, pytest.param(FILES_FILES, marks=pytest.mark.slow)])
+def test_a_release_that_chooses_its_writers_completes_the_batch_of_one_that_named_them(job, writers):
+    with pytest.raises(ConnectionError):
+        job.feed(2).stream.run(DETERMINISTIC, sink=job.sinks(writers, "facts"))
+    chosen = ("auto", "auto")
+    [report] = job.stream.run(DETERMINISTIC, sink=job.sinks(chosen))
+    assert report.outcome is Outcome.TAKEN_FROM_SINK
+    assert report.writers == {}, "no batch was computed for these tables"
+    [report] = job.feed().stream.run(DETERMINISTIC, sink=job.sinks(chosen))
+    assert {used.writer for used in report.writers.values()} == {Writer.TASKS}
+    job.assert_right()
 
 
 @pytest.mark.slow
