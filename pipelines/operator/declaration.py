@@ -122,6 +122,10 @@ class StatefulOperator:
     ttl                how long keys keep their state; for several stores a mapping: name -> `Ttl`
     timers             the clock of the timers, see `TimeKind`; None without timers
     on_timer           called for the timers that are due, see `TimerFunction`
+    timer_key          the key column with the time of each timer, such as the end of a window. Every key with state then
+                       has a timer at this time. `update` returns no timers, and the state of a key is deleted when its
+                       timer has fired. State and timers are one store, sorted by this time, which makes both faster. Needs
+                       timers="event", `late_by` with the same column, a single state, no TTL, and accepts_initial=False
     accepts_initial    whether a job can start with initial rows. They have no timers, so False if only a timer ends a state
     column_mapping     the columns of the state that the code renames or widens, see `ColumnMapping`; for several stores a
                        mapping: name -> `ColumnMapping`
@@ -147,6 +151,7 @@ class StatefulOperator:
     ttl: Ttl | Mapping[str, Ttl] | None = None
     timers: TimeKind | str | None = None
     on_timer: TimerFunction | None = None
+    timer_key: str | None = None
     accepts_initial: bool = True
     column_mapping: ColumnMapping | Mapping[str, ColumnMapping] | None = None
 
@@ -259,6 +264,8 @@ def _require_times(operator: StatefulOperator) -> None:
         raise SchemaMismatch(
             f"a key column is named {TIMER_COLUMN!r}, the column of a timer's time", hint="rename the key column"
         )
+    if operator.timer_key is not None:
+        _require_timer_key(operator, operator.timer_key)
     if operator.late_by is not None and operator.event_time is None:
         raise SchemaMismatch(
             "the operator has `late_by`, but no `event_time`", hint="declare the column of the event time"
@@ -271,6 +278,22 @@ def _require_times(operator: StatefulOperator) -> None:
         raise SchemaMismatch(
             "timers or a TTL by event time, but the operator has no `event_time`",
             hint="declare the column of the event time",
+        )
+
+
+def _require_timer_key(operator: StatefulOperator, timer_key: str) -> None:
+    needs = {
+        f"{timer_key!r} is a key column": timer_key in operator.keys,
+        'timers="event"': operator.timers == TimeKind.EVENT,
+        f"late_by={timer_key!r}": operator.late_by == timer_key,
+        "a single state": operator.has_one_store,
+        "no TTL": not operator.ttls,
+        "accepts_initial=False": not operator.accepts_initial,
+    }
+    missing = [need for need, is_met in needs.items() if not is_met]
+    if missing:
+        raise SchemaMismatch(
+            f"timer_key={timer_key!r} needs: {', '.join(missing)}", hint="otherwise return timers and omit `timer_key`"
         )
 
 

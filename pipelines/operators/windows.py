@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.pipelines.operator.declaration import TIMER_COLUMN, StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, TimeKind
 from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
 
@@ -46,14 +46,11 @@ def windows(
 
     def update(rows: pa.Table, state: pa.Table) -> Update:
         new = merged([state, of_rows(rows, of_window, aggregates, results)], of_window, aggregates)
-        # The windows of the state are first, and have their timers.
-        begun = new.slice(state.num_rows)
-        ends = begun.select(of_window).append_column(TIMER_COLUMN, begun[END])
-        return Update(output=output.empty_table(), state=new, timers=ends)
+        return Update(output=output.empty_table(), state=new)
 
     def on_timer(due: pa.Table, state: pa.Table, batch: Batch) -> Update:
-        del batch
-        return Update(output=state, deleted=due.select(of_window))
+        del due, batch
+        return Update(output=state)
 
     placed = [pa.field(name, TIMESTAMP) for name in (START, END)]
     output = pa.schema([*(columns.field(key) for key in keys), *placed, *results])
@@ -68,5 +65,6 @@ def windows(
         late_by=END,
         accepts_initial=False,
         timers=TimeKind.EVENT,
+        timer_key=END,
         on_timer=on_timer,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statekeeper.pipelines.operator.declaration import StatefulOperator
+from statekeeper.pipelines.startup.older_roots import as_in_root
 from statekeeper.pipelines.task.stored import require_free_stores, stored
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format.types import spark_schema_json
@@ -22,5 +23,6 @@ def planned_changes(operator: StatefulOperator, root: str | StorageSpec) -> tupl
     """
     require_free_stores(operator)
     spec = StorageSpec(root) if isinstance(root, str) else root
-    values = {store.name: spark_schema_json(store.values) for store in stored(operator)}
-    return changes_to(open_storage(spec, clock=SystemClock(), ids=RandomIds()), values, operator.mappings)
+    storage = open_storage(spec, clock=SystemClock(), ids=RandomIds())
+    values = {store.name: spark_schema_json(store.values) for store in stored(as_in_root(operator, storage))}
+    return changes_to(storage, values, operator.mappings)

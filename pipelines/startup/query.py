@@ -22,6 +22,7 @@ from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.sinks.sink import DeltaSink, NoSink, Sink
 from statekeeper.pipelines.startup import preflight
 from statekeeper.pipelines.startup.inputs import columns_of_all, given_streams, rows_of_all
+from statekeeper.pipelines.startup.older_roots import as_in_root
 from statekeeper.pipelines.startup.tick import with_ticks
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host
@@ -189,6 +190,7 @@ def start(
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
+    operator = as_in_root(operator, root_storage)
     input_names = tuple(sorted(inputs or ()))
     first = None if initial is None else InitialState(operator, row_columns, initial)
     changes = preflight.require_root(

@@ -20,11 +20,12 @@ _ONE_STREAM = ""
 
 
 def require_event_time(operator: StatefulOperator, row_columns: pa.Schema) -> None:
-    """Raise `SchemaMismatch` if the columns of the event time and of `late_by` are missing or are no times in UTC.
+    """Raise `SchemaMismatch` if the columns of the event time, of `late_by` or of `timer_key` are missing, or are no times.
 
     `late_by` may be a window of Spark's `window` function; its end then counts, as in Spark.
     """
-    for option, name in (("event_time", operator.event_time), ("late_by", operator.late_by)):
+    columns = {"event_time": operator.event_time, "late_by": operator.late_by, "timer_key": operator.timer_key}
+    for option, name in columns.items():
         if name is None:
             continue
         if name not in row_columns.names:

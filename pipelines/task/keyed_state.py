@@ -20,12 +20,15 @@ from statekeeper.pipelines.task.timers_and_expiry import (
     FIRST_US,
     NEVER,
     Expiry,
+    TimedState,
     Timers,
     Times,
+    settled_ms,
     times_of,
     timestamps,
 )
 from statekeeper.statestore.base.errors import TooLarge, WrongResult
+from statekeeper.statestore.format.due_keys import decode_due_keys
 from statekeeper.statestore.format.state_rows import (
     bare_keys,
     decode_keys,
@@ -39,10 +42,11 @@ from statekeeper.statestore.root.times import BatchTimes
 @dataclass(frozen=True)
 class Read:
     """The state of keys. `tables`: store -> key and value columns, without keys that have no state. `held`: store with a
-    TTL -> the expiries of the rows in the store; shape (keys,)."""
+    TTL -> the expiries of the rows in the store; shape (keys,). `placed`: the keys as they are in the stores."""
 
     tables: Mapping[str, pa.Table]
     held: Mapping[str, Times]
+    placed: PlacedKeys
 
 
 class KeyedState:
@@ -65,10 +69,25 @@ class KeyedState:
         earliest_ms = times.late_watermark_ms if self._is_by_event else times.time_ms
         self._earliest_us = earliest_ms * 1000 if earliest_ms else FIRST_US
         self._timer_columns = pa.schema([*key_columns, pa.field(TIMER_COLUMN, TIMESTAMP)])
+        now_us = None if operator.timers is None else _now_us(operator, times)
+        after_ms = settled_ms(times) if self._is_by_event else None
         self.timers = (
             None
-            if operator.timers is None
-            else Timers(stores, key_groups_of, batch=times.batch, now_us=_now_us(operator, times))
+            if operator.timers is None or operator.timer_key is not None
+            else Timers(stores, key_groups_of, batch=times.batch, now_us=now_us, after_ms=after_ms)
+        )
+        self.timed = (
+            None
+            if operator.timer_key is None
+            else TimedState(
+                stores,
+                *next(iter(self._stored.items())),
+                keys=key_columns,
+                timer_key=operator.timer_key,
+                key_groups_of=key_groups_of,
+                now_us=now_us,
+                after_ms=after_ms,
+            )
         )
         self.expiries = {
             name: Expiry(
@@ -86,8 +105,14 @@ class KeyedState:
     def read(self, keys: PlacedKeys, key_rows: pa.Table) -> Read:
         """Read the state of keys. `key_rows`: their key columns."""
         held: dict[str, Times] = {}
-        tables = {name: self._table_of(name, keys, key_rows, held) for name in self._operator.stores}
-        return Read(tables, held)
+        placed = keys if self.timed is None else self.timed.placed(keys, key_rows)
+        tables = {name: self._table_of(name, placed, key_rows, held) for name in self._operator.stores}
+        return Read(tables, held, placed)
+
+    def fired(self, partition: int) -> int:
+        """Count the timers of a partition that were due."""
+        of_kind = self.timers or self.timed
+        return 0 if of_kind is None else of_kind.fired[partition]
 
     def _table_of(self, name: str, keys: PlacedKeys, key_rows: pa.Table, held: dict[str, Times]) -> pa.Table:
         values = self._stores.get(name, keys)
@@ -145,7 +170,8 @@ class KeyedState:
         """Return the error with the key as the job knows it."""
         if error.key is None:
             return error
-        key = decode_keys(pa.array([error.key], pa.large_binary()), self._key_columns).to_pylist()[0]
+        decode = decode_keys if self.timed is None else decode_due_keys
+        key = decode(pa.array([error.key], pa.large_binary()), self._key_columns).to_pylist()[0]
         return TooLarge(f"the new state of key {key} in store {name!r}: {error.what}", path=error.path, hint=error.hint)
 
     def _apply_to(self, name: str, update: Update, keys: PlacedKeys, read: Read, latest_us: Times | None) -> None:
@@ -156,7 +182,7 @@ class KeyedState:
         held = read.held.get(name)
         if new is not None and new.num_rows:
             new, places = self._placed(keys, new, f"store {name!r}: the function returned", "state")
-            new_keys = keys.take(places)
+            new_keys = read.placed.take(places)
             written = new_keys.keys
             self._put(
                 name,
@@ -167,7 +193,7 @@ class KeyedState:
             )
         if gone is not None and gone.num_rows:
             _, places = self._placed(keys, gone, f"store {name!r}: the function returned", "state")
-            gone_keys = keys.take(places)
+            gone_keys = read.placed.take(places)
             if pc.any(pc.is_in(gone_keys.keys, value_set=written)).as_py():
                 raise WrongResult(
                     f"store {name!r}: the function returned new state of a key and deleted the same key",
@@ -178,6 +204,11 @@ class KeyedState:
             self._stores.delete(name, gone_keys)
 
     def _apply_timers(self, given: Any, keys: PlacedKeys, fired: Times | None) -> None:
+        if self.timed is not None:
+            raise WrongResult(
+                f"the function returned timers, but the key column {self._operator.timer_key!r} has the timer of each key",
+                hint="return no timers, or omit `timer_key`",
+            )
         if self.timers is None:
             raise WrongResult(
                 "the function returned timers, but the operator declares none",

@@ -14,7 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.pipelines.operator.declaration import LATE_OUTPUT, TIMER_COLUMN, Frames, StatefulOperator, Update
+from statekeeper.pipelines.operator.declaration import (
+    LATE_OUTPUT,
+    TIMER_COLUMN,
+    Frames,
+    StatefulOperator,
+    TimerFunction,
+    Update,
+)
 from statekeeper.pipelines.operator.frames import to_pandas
 from statekeeper.pipelines.operator.times import Batch
 from statekeeper.pipelines.task.event_time import EventTime
@@ -25,7 +32,7 @@ from statekeeper.pipelines.task.partitioning import GROUP_COLUMN, Partitioning
 from statekeeper.pipelines.task.reports import TimeCounts
 from statekeeper.pipelines.task.results import as_outputs
 from statekeeper.pipelines.task.task_outputs import Tables
-from statekeeper.pipelines.task.timers_and_expiry import Times, timestamps
+from statekeeper.pipelines.task.timers_and_expiry import TimedState, Times, timestamps
 from statekeeper.pipelines.task.whole_keys import Piece, WholeKeys
 from statekeeper.statestore.base.errors import WrongResult
 from statekeeper.statestore.format.state_rows import decode_keys, encode_keys
@@ -72,10 +79,9 @@ class PartitionGroup:
 
     def time_counts(self, partition: int) -> TimeCounts:
         """Count late rows, timers and expired rows of a partition, after `process_all`."""
-        timers = self._state.timers
         return TimeCounts(
             late_rows=self.late_rows[partition],
-            fired_timers=0 if timers is None else timers.fired[partition],
+            fired_timers=self._state.fired(partition),
             expired_rows=sum(expiry.deleted[partition] for expiry in self._state.expiries.values()),
             latest_event_ms={} if self._event_time is None else self._event_time.latest_ms,
         )
@@ -168,13 +174,28 @@ class PartitionGroup:
         yield self._call(self._operator.update, rows, keys, key_rows, further, latest_us=latest_us)
 
     def _fire_timers(self, partition: int) -> Generator[Tables]:
-        timers, function = self._state.timers, self._operator.on_timer
+        timers, timed, function = self._state.timers, self._state.timed, self._operator.on_timer
+        if timed is not None and function is not None:
+            yield from self._end(timed, function, partition)
         if timers is None or function is None:
             return
         for keys, fired in timers.take_due(partition, self._operator.pieces.rows):
             key_rows = decode_keys(keys.keys, self._key_columns)
             given = key_rows.append_column(TIMER_COLUMN, timestamps(fired))
             yield self._call(function, given, keys, key_rows, (self._batch,), fired=fired)
+
+    def _end(self, timed: TimedState, function: TimerFunction, partition: int) -> Generator[Tables]:
+        """Pass the state that is due to the function. It is already deleted."""
+        for key_rows, state in timed.take_due(partition, self._operator.pieces.rows):
+            given = key_rows.append_column(TIMER_COLUMN, key_rows.column(self._operator.timer_key))
+            update = function(self._frame(given), self._frame(state), self._batch)
+            for what, part in (("state", update.state), ("timers", update.timers)):
+                if part is not None and len(part):
+                    raise WrongResult(
+                        f"`on_timer` returned {what} of {len(part)} keys, but the state of a key ends with its timer",
+                        hint="return only output, or omit `timer_key`",
+                    )
+            yield as_outputs(update.output, self._operator)
 
     def _call(
         self,

@@ -1,6 +1,7 @@
 """The stores of an operator as they are in a root: the declared ones, and those of timers and expiries.
 
-<store>             key columns -> the declared columns; with a TTL `expires_at` before them
+<store>             key columns -> the declared columns; with a TTL `expires_at` before them; with a `timer_key` its time
+                    before the key columns
 timers              key columns -> fires_at
 timers_due          due_at, key columns -> batch: the index of `timers` by time, see `due_index`
 <store>_expiries    due_at, key columns -> batch: the index of `expires_at`
@@ -26,11 +27,11 @@ TIMER_VALUES = pa.schema([pa.field(FIRES_AT, TIMESTAMP, nullable=False)])
 
 @dataclass(frozen=True)
 class StoredStore:
-    """A store of a root. `values`: its value columns. `is_index`: its keys start with a time."""
+    """A store of a root. `values`: its value columns. `is_by_time`: its keys start with a time, see `due_keys`."""
 
     name: str
     values: pa.Schema
-    is_index: bool = False
+    is_by_time: bool = False
 
 
 def stored(operator: StatefulOperator) -> tuple[StoredStore, ...]:
@@ -40,12 +41,12 @@ def stored(operator: StatefulOperator) -> tuple[StoredStore, ...]:
 
 def _stored(operator: StatefulOperator) -> Iterator[StoredStore]:
     for name, values in operator.stores.items():
-        yield StoredStore(name, stored_values(operator, name, values))
-    if operator.timers is not None:
+        yield StoredStore(name, stored_values(operator, name, values), is_by_time=operator.timer_key is not None)
+    if operator.timers is not None and operator.timer_key is None:
         yield StoredStore(TIMERS, TIMER_VALUES)
-        yield StoredStore(TIMERS_DUE, due_keys.VALUES, is_index=True)
+        yield StoredStore(TIMERS_DUE, due_keys.VALUES, is_by_time=True)
     for name in operator.ttls:
-        yield StoredStore(expiries(name), due_keys.VALUES, is_index=True)
+        yield StoredStore(expiries(name), due_keys.VALUES, is_by_time=True)
 
 
 def stored_values(operator: StatefulOperator, store: str, values: pa.Schema) -> pa.Schema:
@@ -72,9 +73,9 @@ def store_schemas(operator: StatefulOperator, row_columns: pa.Schema) -> tuple[S
     key_columns = operator.key_columns(row_columns)
     check_supported(key_columns, key=True)
     of_state = spark_schema_json(state_rows.key_schema(key_columns)), prefix_columns.OF_STATE
-    of_index = spark_schema_json(due_keys.due_key_schema(key_columns)), prefix_columns.OF_DUE_KEYS
+    by_time = spark_schema_json(due_keys.due_key_schema(key_columns)), prefix_columns.OF_DUE_KEYS
     schemas = []
     for store in stored(operator):
-        key_json, prefix = of_index if store.is_index else of_state
+        key_json, prefix = by_time if store.is_by_time else of_state
         schemas.append(StoreSchema(store.name, key_json, spark_schema_json(store.values), prefix))
     return tuple(schemas)

@@ -22,13 +22,24 @@ import pyarrow.compute as pc
 from statekeeper.pipelines.operator.times import TIMESTAMP, TimeKind, Ttl
 from statekeeper.pipelines.task.group_stores import GroupStores, PlacedKeys
 from statekeeper.pipelines.task.stored import TIMER_VALUES
-from statekeeper.statestore.base.errors import WrongResult
-from statekeeper.statestore.format.due_keys import END_MS, FIRST_MS, VALUES, due_range, encode_due_keys, keys_of
+from statekeeper.statestore.base.errors import WrongInput, WrongResult
+from statekeeper.statestore.format.due_keys import (
+    END_MS,
+    FIRST_MS,
+    VALUES,
+    decode_due_keys,
+    due_range,
+    encode_due_keys,
+    keys_of,
+)
 from statekeeper.statestore.format.state_rows import decode_values, encode_values
 from statekeeper.statestore.root.times import TIMERS, TIMERS_DUE, BatchTimes, expiries
+from statekeeper.statestore.store.engine.rocks import KeyRange
 
 Times = npt.NDArray[np.int64]
 
+_LOOKS_AT_ALL_EVERY = 64
+"""Number of batches."""
 NEVER = np.iinfo(np.int64).max
 FIRST_US, END_US = FIRST_MS * 1000, (END_MS - 1) * 1000
 """The times that an index can hold: the years 1 to 9999."""
@@ -82,9 +93,12 @@ class DueIndex:
         if len(known):
             self._stores.delete(self._name, _entries(keys.take(known), held[known]))
 
-    def due(self, partition: int, now_us: int, at_once: int, most: int | None = None) -> Iterator[Due]:
-        """Iterate over the entries up to `now_us` in portions, at most over `most`. Settle each portion before the next."""
-        ranges = [due_range(group, now_us // 1000) for group in self._key_groups_of(partition)]
+    def due(
+        self, partition: int, now_us: int, at_once: int, *, after_ms: int | None = None, most: int | None = None
+    ) -> Iterator[Due]:
+        """Iterate over the entries after `after_ms` and up to `now_us` in portions, at most over `most`. Settle each
+        portion before the next."""
+        ranges = _due_ranges(self._key_groups_of(partition), now_us // 1000, after_ms)
         found = itertools.islice(self._stores.scan(self._name, partition, ranges), most)
         while portion := [key for key, _ in itertools.islice(found, at_once)]:
             entries = pa.array(portion, pa.large_binary())
@@ -99,22 +113,46 @@ class DueIndex:
         self.schedule(due.keys, np.where(held > now_us, held, NEVER), np.full(len(held), NEVER))
 
 
+def settled_ms(times: BatchTimes) -> int | None:
+    """Return the watermark up to which the previous batch has settled all timers; None if this batch looks at all of them.
+
+    A row whose timer is not after it is late. Without this bound, a search for the due timers of a key group would pass the
+    deleted ones, of which RocksDB keeps markers. Some batches look at all: nothing depends on the bound.
+    """
+    looks_at_all = times.batch % _LOOKS_AT_ALL_EVERY == 0 or times.late_watermark_ms == 0
+    return None if looks_at_all else times.late_watermark_ms
+
+
+def _due_ranges(key_groups: range, now_ms: int, after_ms: int | None) -> list[KeyRange]:
+    if after_ms is not None and now_ms <= after_ms:
+        return []
+    return [due_range(group, now_ms, after_ms) for group in key_groups]
+
+
 def _entries(keys: PlacedKeys, times: Times) -> PlacedKeys:
     # Rounded up: a key must not be due before its time.
     return PlacedKeys(encode_due_keys(keys.keys, -(-times // 1000)), keys.partitions)
 
 
 class Timers:
-    """The timers of the partitions of a group. `now_us`: timers up to it are due; None before the first watermark."""
+    """The timers of the partitions of a group. `now_us`: timers up to it are due; None before the first watermark.
+    `after_ms`: see `settled_ms`."""
 
     def __init__(
-        self, stores: GroupStores, key_groups_of: Callable[[int], range], *, batch: int, now_us: int | None
+        self,
+        stores: GroupStores,
+        key_groups_of: Callable[[int], range],
+        *,
+        batch: int,
+        now_us: int | None,
+        after_ms: int | None,
     ) -> None:
         self.fired: Counter[int] = Counter()
         """The timers that were due, by partition."""
         self._stores = stores
         self._index = DueIndex(stores, TIMERS_DUE, key_groups_of, batch)
         self._now_us = now_us
+        self._after_ms = after_ms
 
     def put(self, keys: PlacedKeys, times: Times) -> None:
         """Set the timers of keys; `NEVER` deletes a timer. A timer that stays, as of an open window, is not written."""
@@ -141,7 +179,7 @@ class Timers:
 
     def _portions(self, partition: int, at_once: int) -> Iterator[tuple[PlacedKeys, Times]]:
         assert self._now_us is not None
-        for due in self._index.due(partition, self._now_us, at_once):
+        for due in self._index.due(partition, self._now_us, at_once, after_ms=self._after_ms):
             held = self._held(due.keys)
             self._index.settle(due, held, self._now_us)
             places = np.flatnonzero(held <= self._now_us)
@@ -159,6 +197,61 @@ class Timers:
             decode_values(values.filter(present), TIMER_VALUES).column(0)
         )
         return times
+
+
+class TimedState:
+    """A state whose timers are in a key column: one store, sorted by this time. `now_us`, `after_ms`: as for `Timers`."""
+
+    def __init__(
+        self,
+        stores: GroupStores,
+        name: str,
+        values: pa.Schema,
+        *,
+        keys: pa.Schema,
+        timer_key: str,
+        key_groups_of: Callable[[int], range],
+        now_us: int | None,
+        after_ms: int | None,
+    ) -> None:
+        self.fired: Counter[int] = Counter()
+        """The timers that were due, by partition."""
+        self._stores = stores
+        self._after_ms = after_ms
+        self._name = name
+        self._values = values
+        self._keys = keys
+        self._timer_key = timer_key
+        self._key_groups_of = key_groups_of
+        self._now_us = now_us
+
+    def placed(self, keys: PlacedKeys, key_rows: pa.Table) -> PlacedKeys:
+        """Return keys as they are in the store. Raises `WrongInput` for a time that is null or cannot be stored."""
+        times = times_of(key_rows.column(self._timer_key))
+        wrong = (times < FIRST_US) | (times >= END_US)
+        if wrong.any():
+            raise WrongInput(
+                f"key column {self._timer_key!r} has the time of the timer of each key, but it is null or not in the years "
+                f"1 to 9999 for key {key_rows.slice(int(wrong.argmax()), 1).to_pylist()[0]}; the batch was not committed",
+                hint="drop these rows before the operator",
+            )
+        return _entries(keys, times)
+
+    def take_due(self, partition: int, at_once: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Delete the state that is due. Iterate in portions over its key columns, and over its key and value columns.
+        Process each portion before the next."""
+        if self._now_us is None:
+            return
+        ranges = _due_ranges(self._key_groups_of(partition), self._now_us // 1000, self._after_ms)
+        found = self._stores.scan(self._name, partition, ranges)
+        while portion := list(itertools.islice(found, at_once)):
+            entries, values = (pa.array(column, pa.large_binary()) for column in zip(*portion, strict=True))
+            key_rows = decode_due_keys(entries, self._keys)
+            state = decode_values(values, self._values)
+            table = pa.table([*key_rows.columns, *state.columns], schema=pa.schema([*key_rows.schema, *state.schema]))
+            self._stores.delete(self._name, PlacedKeys.of_partition(entries, partition))
+            self.fired[partition] += len(portion)
+            yield key_rows, table
 
 
 _AT_ONCE = 10_000
@@ -241,7 +334,7 @@ class Expiry:
         """Delete expired rows of a partition, in portions."""
         if not self._is_running:
             return
-        for due in self._index.due(partition, self._now_us, _AT_ONCE, self._most_rows):
+        for due in self._index.due(partition, self._now_us, _AT_ONCE, most=self._most_rows):
             held = self._held(due.keys)
             self._index.settle(due, held, self._now_us)
             expired = due.keys.take(np.flatnonzero(held <= self._now_us))

@@ -29,6 +29,7 @@ from statekeeper.pipelines.task.work import Task, TaskPlan, Worker, store_addres
 from statekeeper.pipelines.testing.given_rows import GivenRows, GivenStream, columns_in, sorted_by
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import SchemaMismatch
+from statekeeper.statestore.format.due_keys import decode_due_keys
 from statekeeper.statestore.format.names import EMPTY
 from statekeeper.statestore.format.state_rows import decode_keys, decode_values
 from statekeeper.statestore.format.structure import Structure
@@ -208,6 +209,9 @@ class OperatorHarness:
 
     def _timers(self, plan: TaskPlan) -> pa.Table:
         keys = self._operator.key_columns(plan.row_columns)
+        if self._operator.timer_key is not None:
+            rows = self._rows_of(plan, self._stored[0]).select(keys.names)
+            return rows.append_column(TIMER_COLUMN, rows[self._operator.timer_key])
         held = next((store for store in self._stored if store.name == TIMERS), None)
         rows = pa.schema([*keys, *TIMER_VALUES]).empty_table() if held is None else self._rows_of(plan, held)
         return rows.rename_columns([*keys.names, TIMER_COLUMN])
@@ -225,7 +229,8 @@ class OperatorHarness:
             ) as opened:
                 pairs += opened.scan()
         keys, values = self._operator.key_columns(plan.row_columns), stored.values
-        key_rows = decode_keys(pa.array([key for key, _ in pairs], pa.large_binary()), keys)
+        decode = decode_due_keys if stored.is_by_time else decode_keys
+        key_rows = decode(pa.array([key for key, _ in pairs], pa.large_binary()), keys)
         value_rows = decode_values(pa.array([value for _, value in pairs], pa.large_binary()), values)
         rows = pa.Table.from_arrays([*key_rows.columns, *value_rows.columns], schema=pa.schema([*keys, *values]))
         return sorted_by(rows, keys.names)

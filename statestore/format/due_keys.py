@@ -1,7 +1,8 @@
-"""Keys of an index by time: which keys of a state are due, and when.
+"""Keys that are sorted by time: the entries of an index, which tell which keys of a state are due, and when; and the keys
+of a state whose key columns contain the time.
 
     key      int32 LE 49 · version byte · UnsafeRow(key group, due_at) · version byte · UnsafeRow(key columns)
-    value    version byte · UnsafeRow(batch)
+    value    version byte · UnsafeRow(batch), or UnsafeRow(value columns) in a state
 
 `due_at` is a text of fixed width, such as 2026-11-25T14:21:38.123Z. The bytes of UnsafeRow's numbers do not sort, but those
 of this text do. So the due keys of a key group are one range, and Spark's reader shows the time. The rest of the key is
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statekeeper.statestore.format.state_rows import KEY_GROUP, bare_keys, encode_heads, key_groups_of
+from statekeeper.statestore.format.unsafe_row import decode_rows
 
 DUE_AT = pa.field("due_at", pa.string(), nullable=False)
 VALUES = pa.schema([pa.field("batch", pa.int64(), nullable=False)])
@@ -53,7 +55,7 @@ def encode_due_keys(keys: pa.LargeBinaryArray, due_ms: Times) -> pa.LargeBinaryA
     """
     heads = np.zeros((len(keys), _HEAD_BYTES), dtype=np.uint8)
     heads[:, :_GROUP_AT] = np.frombuffer(_START, np.uint8)
-    groups = key_groups_of(keys.to_pylist())
+    groups = key_groups_of(keys)
     heads[:, _GROUP_AT : _GROUP_AT + 4] = groups.astype("<i4").view(np.uint8).reshape(-1, 4)
     heads[:, _GROUP_AT + 8 : _TEXT_IN_KEY] = np.frombuffer(_SLOT, np.uint8)
     heads[:, _TEXT_IN_KEY : _TEXT_IN_KEY + _TEXT_BYTES] = _texts(due_ms)
@@ -62,21 +64,33 @@ def encode_due_keys(keys: pa.LargeBinaryArray, due_ms: Times) -> pa.LargeBinaryA
 
 def keys_of(entries: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Return the keys of the state that the entries of an index name; shape (rows,)."""
-    groups = key_groups_of(entries.to_pylist())
+    groups = key_groups_of(entries)
     return _joined(encode_heads(groups), pc.binary_slice(entries, _HEAD_BYTES, _NO_KEY_IS_LONGER))
 
 
-def due_range(key_group: int, now_ms: int) -> tuple[bytes, bytes]:
-    """Return the first key and the end, exclusive, of the entries of a key group that are due at `now_ms` or before."""
+def decode_due_keys(entries: pa.LargeBinaryArray, columns: pa.Schema) -> pa.Table:
+    """Decode the key columns of the entries. Raises `CorruptFile`."""
+    return decode_rows(entries, columns, skip=_HEAD_BYTES)
+
+
+def due_range(key_group: int, now_ms: int, after_ms: int | None = None) -> tuple[bytes, bytes]:
+    """Return the first key and the end, exclusive, of the keys of a key group that are due at `now_ms`, and not at
+    `after_ms` already."""
     start = _START + struct.pack("<q", key_group) + _SLOT
-    end_ms = min(max(now_ms + 1, FIRST_MS), END_MS - 1)
-    return start, start + _texts(np.array([end_ms], np.int64)).tobytes()
+    first = b"" if after_ms is None else _beginning(after_ms + 1)
+    return start + first, start + _beginning(now_ms + 1)
+
+
+def _beginning(time_ms: int) -> bytes:
+    return _texts(np.array([min(max(time_ms, FIRST_MS), END_MS - 1)], np.int64)).tobytes()
 
 
 def _texts(times_ms: Times) -> npt.NDArray[np.uint8]:
     """Return the bytes of the times as text; shape (rows, 24)."""
-    texts = np.datetime_as_string(times_ms.astype("datetime64[ms]"), unit="ms", timezone="UTC")
-    return texts.astype(f"S{_TEXT_BYTES}").view(np.uint8).reshape(-1, _TEXT_BYTES)
+    # Formatting takes most of the time of an entry, and many keys have the same time.
+    different, places = np.unique(times_ms, return_inverse=True)
+    texts = np.datetime_as_string(different.astype("datetime64[ms]"), unit="ms", timezone="UTC")
+    return texts.astype(f"S{_TEXT_BYTES}").view(np.uint8).reshape(-1, _TEXT_BYTES)[places]
 
 
 def _joined(heads: npt.NDArray[np.uint8], tails: pa.LargeBinaryArray) -> pa.LargeBinaryArray:

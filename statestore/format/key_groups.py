@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from statekeeper.statestore.base.errors import UnknownPartitioning
 from statekeeper.statestore.format.names import StorePath
@@ -36,7 +37,7 @@ class KeyGroups:
 
         Raises `UnknownPartitioning` if a key is not in the partition of its key group; `CorruptFile`.
         """
-        groups = key_groups_of(keys)
+        groups = key_groups_of(pa.array(keys, pa.large_binary()))
         elsewhere = (groups < 0) | (groups >= self.count) | (self.partitions_of(groups, partitions) != store.partition)
         if elsewhere.any():
             group = int(groups[int(elsewhere.argmax())])

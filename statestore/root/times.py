@@ -31,15 +31,22 @@ TIMERS = "timers"
 TIMERS_DUE = "timers_due"
 EXPIRES_AT = "expires_at"
 FIRES_AT = "fires_at"
+_EXPIRIES = "_expiries"
 
 
 def expiries(store: str) -> str:
     """Return the name of the index of a store's expiries."""
-    return f"{store}_expiries"
+    return f"{store}{_EXPIRIES}"
+
+
+def is_index(name: str) -> bool:
+    """Return whether a store with this name is an index, which only the job writes."""
+    return name == TIMERS_DUE or name.endswith(_EXPIRIES)
 
 
 def index_of(stores: Sequence[StoreSchema], name: str) -> str | None:
-    """Return the index of the times in a store's rows; None for a store without times. An index is its own index."""
+    """Return the index of the times in a store's rows; None for a store without times. An index is its own index. So is a
+    state whose keys contain the times."""
     indexes = [store.name for store in stores if store.prefix_columns == prefix_columns.OF_DUE_KEYS]
     wanted = (name, expiries(name), *([TIMERS_DUE] if name == TIMERS else []))
     return next((index for index in indexes if index in wanted), None)

@@ -142,10 +142,10 @@ class TimedQuery:
                 continue
             keys, values = (pa.array(column, pa.large_binary()) for column in zip(*pairs, strict=True))
             value_rows = decode_rows(values, store.values, skip=1).to_pylist()
-            state_keys = due_keys.keys_of(keys) if store.is_index else keys
+            state_keys = due_keys.keys_of(keys) if store.is_by_time else keys
             key_rows = state_rows.decode_keys(state_keys, KEY).to_pylist()
             for key, key_row, value_row in zip(keys.to_pylist(), key_rows, value_rows, strict=True):
                 assert key_row["key"] % GROUPS * len(self.bases[number]) // GROUPS == partition
-                due = {"due_at": key[_TEXT_ENDS - 25 : _TEXT_ENDS - 1].decode()} if store.is_index else {}
+                due = {"due_at": key[_TEXT_ENDS - 25 : _TEXT_ENDS - 1].decode()} if store.is_by_time else {}
                 found.append({**key_row, **due, **value_row})
         return sorted(found, key=repr)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from statekeeper.pipelines.operator.times import TIMESTAMP, Ttl
+from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
+from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
 from statekeeper.pipelines.operators import first_rows, latest_rows, running_aggregates, sessions, windows
+from statekeeper.pipelines.startup.older_roots import with_separate_timers
 from statekeeper.pipelines.testing.harness import OperatorHarness, Result
-from statekeeper.statestore.base.errors import SchemaMismatch
+from statekeeper.statestore.base.errors import SchemaMismatch, WrongInput, WrongResult
 
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", TIMESTAMP)])
 AGGREGATES = {"n": ("count", None), "known": ("count", "value"), "total": ("sum", "value"), "top": ("max", "value")}
@@ -113,6 +116,89 @@ def test_each_of_many_windows_is_returned_once_although_only_new_ones_get_a_time
     found = {(key, (start - at(0)).total_seconds() // 60): total for key, start, _, total in returned}
     assert found == expected
     assert len(returned) == len(expected) > 500
+
+
+def test_windows_in_one_sorted_store_do_what_windows_with_separate_timers_do() -> None:
+    """Each batch of shuffled and late rows, over more batches than lie between two looks at all windows."""
+    columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
+    sorted_store = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="7m")
+    separate = with_separate_timers(sorted_store, "window_end")
+    random = Random(7)
+    closed = late = 0
+    with (
+        OperatorHarness(sorted_store, columns=columns, partitions=2) as one,
+        OperatorHarness(separate, columns=columns, partitions=2) as other,
+    ):
+        for minute in range(0, 210, 3):
+            given: list[dict[str, Any]] = []
+            for _ in range(random.randrange(12)):
+                moment = max(0, minute - random.randrange(25)) + random.random()
+                start = (moment // 10) * 10 - moment
+                (row,) = rows((random.choice([None, "a", "b", "c"]), random.randrange(9), moment))
+                given.append({**row, "window_start": at(moment + start), "window_end": at(moment + start + 10)})
+            ours, theirs = one.batch(given), other.batch(given)
+            for ours_of, theirs_of in zip(
+                (ours.output, ours.state, ours.timers, ours.late),
+                (theirs.output, theirs.state, theirs.timers, theirs.late),
+                strict=True,
+            ):
+                assert sorted(map(repr, ours_of.to_pylist())) == sorted(map(repr, theirs_of.to_pylist()))
+            closed += ours.output.num_rows
+            late += ours.late.num_rows
+    assert closed > 50
+    assert late > 10
+
+
+def on_nothing(due: pa.Table, state: pa.Table, batch: Batch) -> Update:
+    del due, batch
+    return Update(state, state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "missing"),
+    [
+        ({"timer_key": "at"}, "'at' is a key column, late_by='at'"),
+        ({"timers": "processing"}, 'timers="event"'),
+        ({"accepts_initial": True}, "accepts_initial=False"),
+        ({"ttl": Ttl("1h")}, "no TTL"),
+    ],
+)
+def test_a_timer_key_that_does_not_fit_the_operator_is_rejected(changed: dict[str, Any], missing: str) -> None:
+    operator = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0m")
+    with pytest.raises(SchemaMismatch, match=f"needs: {missing}"):
+        replace(operator, **changed)
+
+
+def test_results_that_a_timer_key_excludes_and_a_row_without_its_time_are_rejected() -> None:
+    columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
+    operator = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0m")
+    window = {"window_start": at(0), "window_end": at(10)}
+    [row] = rows(("a", 1, 1))
+    with (
+        OperatorHarness(with_timers(operator), columns=columns) as harness,
+        pytest.raises(WrongResult, match="returned timers, but the key column 'window_end' has the timer of each key"),
+    ):
+        harness.batch([{**row, **window}])
+    with (
+        OperatorHarness(operator, columns=columns) as harness,
+        pytest.raises(WrongInput, match="'window_end' has the time of the timer of each key, but it is null"),
+    ):
+        harness.batch([{**row, "window_start": at(0), "window_end": None}])
+    with OperatorHarness(replace(operator, on_timer=on_nothing), columns=columns) as harness:
+        harness.batch([{**row, **window}])
+        harness.batch([{**rows(("b", 1, 30))[0], "window_start": at(30), "window_end": at(40)}])
+        with pytest.raises(WrongResult, match="`on_timer` returned state of 1 keys"):
+            harness.batch()
+
+
+def with_timers(operator: StatefulOperator) -> StatefulOperator:
+    def update(given: pa.Table, state: pa.Table) -> Update:
+        result = operator.update(given, state)
+        return replace(
+            result, timers=result.state.select(operator.keys).append_column("at", result.state["window_end"])
+        )
+
+    return replace(operator, update=update)
 
 
 @pytest.mark.parametrize("ready_made", [windows, sessions])

@@ -24,6 +24,7 @@ from statekeeper.pipelines.operators import (
     with_windows,
 )
 from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
+from statekeeper.pipelines.startup.older_roots import with_separate_timers
 from tests.support.streams import Seen, Stream, conf
 
 COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
@@ -110,9 +111,15 @@ def of_sessions(rows: DataFrame) -> DataFrame:
     return flat(aggregated(grouped), "session", "session_start", "session_end")
 
 
+def on_an_older_root(case: tuple[Any, ...]) -> tuple[Any, ...]:
+    operator, *others = case
+    return (with_separate_timers(operator, operator.timer_key), *others)
+
+
 CASES: dict[str, tuple[StatefulOperator, Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame], str]] = {
     "tumbling windows": of_windows(None),
     "sliding windows": of_windows("5 minutes"),
+    "sliding windows of an older root": on_an_older_root(of_windows("5 minutes")),
     "sessions": (
         sessions(COLUMNS, ["key"], "at", AGGREGATES, allowed_lateness="10m"),
         lambda rows: with_sessions(rows, "at", "2 minutes"),

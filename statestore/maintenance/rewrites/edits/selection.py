@@ -175,11 +175,13 @@ def _wanted(edit: Edit, schema: pa.Schema) -> tuple[Wanted, ...]:
 
 def _require_no_times(contents: Contents, edit: Edit) -> None:
     bound = stores_at(contents.storage, contents.batch)
-    index = index_of(bound, bound[edit.operator].name)
+    name = bound[edit.operator].name
+    index = index_of(bound, name)
     if index is not None:
+        times = "keys that start with their time" if index == name else f"times, which store {index} must contain, too"
         raise RefusedAsUnsafe(
-            f"the rows of store {bound[edit.operator].name} have times, which store {index} must contain, too: an upsert "
-            "would leave timers or expiries that the job does not find; nothing was changed",
+            f"the rows of store {name} have {times}: an upsert would leave timers or expiries that the job does not find; "
+            "nothing was changed",
             path=f"state/{edit.operator}",
             hint="only --delete and --delete-keys work on this store. To change rows, let the job do it",
         )

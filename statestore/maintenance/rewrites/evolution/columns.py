@@ -24,7 +24,7 @@ from statekeeper.statestore.format.widening import is_wider, wider_types
 from statekeeper.statestore.maintenance.rewrites.given_values import typed_texts
 from statekeeper.statestore.root.columns import StoreSchema
 from statekeeper.statestore.root.new_columns import NewColumn, NewColumns
-from statekeeper.statestore.root.times import EXPIRES_AT, TIMERS_DUE, index_of
+from statekeeper.statestore.root.times import EXPIRES_AT, TIMERS_DUE, index_of, is_index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def require_untimed(stores: Sequence[StoreSchema], name: str, changes: ColumnCha
     """Raise `SchemaMismatch` for a change of a time that the job writes itself: a timer, an expiry, or an index of them."""
     index = index_of(stores, name)
     named = {*changes.drop, *changes.widen, *changes.rename}
-    if index is not None and (index in (name, TIMERS_DUE) or EXPIRES_AT in named):
+    if index is not None and (is_index(index) and (index in (name, TIMERS_DUE) or EXPIRES_AT in named)):
         raise _wrong(
             name,
             "its times belong to the timers or the TTL of the operator",
