@@ -99,6 +99,8 @@ class DueIndex:
         """Iterate over the entries after `after_ms` and up to `now_us` in portions, at most over `most`. Settle each
         portion before the next."""
         ranges = _due_ranges(self._key_groups_of(partition), now_us // 1000, after_ms)
+        if not ranges:
+            return
         found = itertools.islice(self._stores.scan(self._name, partition, ranges), most)
         while portion := [key for key, _ in itertools.islice(found, at_once)]:
             entries = pa.array(portion, pa.large_binary())
@@ -243,6 +245,8 @@ class TimedState:
         if self._now_us is None:
             return
         ranges = _due_ranges(self._key_groups_of(partition), self._now_us // 1000, self._after_ms)
+        if not ranges:
+            return
         found = self._stores.scan(self._name, partition, ranges)
         while portion := list(itertools.islice(found, at_once)):
             entries, values = (pa.array(column, pa.large_binary()) for column in zip(*portion, strict=True))

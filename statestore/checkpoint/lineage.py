@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statekeeper.statestore.base.errors import LineageCeiling
-from statekeeper.statestore.format.changelog_header import lineage_bytes
+from statekeeper.statestore.format.changelog_header import MOST_LINEAGE_ITEM_BYTES, lineage_bytes
 from statekeeper.statestore.format.java_io import UTF_LIMIT_BYTES
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 
@@ -193,6 +193,8 @@ def check_ceiling(
             path=store.folder,
             hint=_HINT,
         )
+    if len(lineage) * MOST_LINEAGE_ITEM_BYTES <= most_bytes:
+        return
     needed = lineage_bytes(lineage)
     if needed > most_bytes:
         raise LineageCeiling(

@@ -17,7 +17,7 @@ import itertools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,8 @@ _INT = struct.Struct(">i")
 _COLUMNS = ("key_start", "key_length", "value_start", "value_length")
 PAIRS_AT_ONCE = 10_000
 _LARGEST_COPIED_RECORD_BYTES = 1024
+_FEW_SIZES = 8
+"""With more different lengths of keys and values, a part of its own for each length is slower than a loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +109,30 @@ def _pairs(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
     # The value must follow its length directly; `row_checksum` may have cut off a prefix.
     same = same and (changes.value_start == changes.key_start + key_size + 4).all()
     if not same or not 0 <= key_size + value_size <= _LARGEST_COPIED_RECORD_BYTES:
-        return _pairs_one_by_one(changes)
+        sizes = [np.unique(lengths) for lengths in (changes.key_length, changes.value_length)]
+        if sum(map(len, sizes)) > _FEW_SIZES or max(map(max, sizes)) > _LARGEST_COPIED_RECORD_BYTES:
+            return _pairs_one_by_one(changes)
+        keys = _parts_by_size(changes.buffer, changes.key_start, changes.key_length, sizes[0])
+        values = _parts_by_size(changes.buffer, changes.value_start, changes.value_length, sizes[1])
+        return zip(keys, values, strict=True)
     # Unpacked in C; the loop below runs in Python. Each byte of the buffer starts a slot, and the slots overlap.
     record = struct.Struct(f"{key_size}s4x{value_size}s" if value_size >= 0 else f"{key_size}s")
     slots = np.ndarray(len(changes.buffer) - record.size + 1, f"V{record.size}", changes.buffer, strides=1)
     found = record.iter_unpack(slots[changes.key_start].tobytes())
     return found if value_size >= 0 else ((key, None) for (key,) in found)
+
+
+def _parts_by_size(buffer: Any, starts: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> Iterator[Any]:
+    """Cut the parts of a buffer out, None for a negative length. `sizes`: the different lengths."""
+    parts = np.empty(len(starts), object)
+    for size in sizes[sizes >= 0].tolist():
+        places = np.flatnonzero(lengths == size)
+        if size == 0:
+            parts[places] = b""
+            continue
+        slots = np.ndarray(len(buffer) - size + 1, f"V{size}", buffer, strides=1)
+        parts[places] = slots[starts[places]].tolist()
+    return iter(parts.tolist())
 
 
 def _pairs_one_by_one(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:

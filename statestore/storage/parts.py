@@ -14,6 +14,7 @@ import threading
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,8 +76,6 @@ class EarlyUpload:
         self._part_bytes = part_bytes
         self._wanted_bytes = max(part_bytes, least_bytes)
         self._replaces = replaces
-        # Starts no thread before the first part.
-        self._pool = ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="statekeeper-upload")
         self._in_flight: set[Future[bool]] = set()
         self._opening = threading.Lock()
         self._upload: PartsUpload | None = None
@@ -137,13 +136,14 @@ class EarlyUpload:
         except StorageError:
             self.abort()
             raise
-        self._pool.shutdown()
+        self._threads.shutdown()
         return True
 
     def abort(self) -> None:
         """Drop the parts. Raises no storage error: retention drops parts that an abort leaves."""
         # Race: a part that arrives after the abort would remain. So wait for the parts in flight.
-        self._pool.shutdown(cancel_futures=True)
+        if self._given:
+            self._threads.shutdown(cancel_futures=True)
         self._in_flight.clear()
         self._has_failed = True
         self.metrics.sent_bytes = 0
@@ -152,12 +152,17 @@ class EarlyUpload:
             with suppress(StorageError):
                 upload.abort()
 
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        """Exists from the first part on: most changelogs have none."""
+        return ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="statekeeper-upload")
+
     def _give(self, length: int) -> None:
         if self._given == MOST_PIECES:
             # `Storage.create` uses larger parts for a file of that size.
             self._has_failed = True
         if not self._has_failed:
-            self._in_flight.add(self._pool.submit(self._send, self._given, length))
+            self._in_flight.add(self._threads.submit(self._send, self._given, length))
             self._given += 1
 
     def _send(self, number: int, length: int) -> bool:

@@ -93,6 +93,17 @@ def test_pairs_in_parts_are_complete(count: int) -> None:
     assert left_of([records[count // 2 :], records[: count // 2]]) == [records]
 
 
+def test_pairs_of_a_few_and_of_many_different_lengths_keep_each_byte() -> None:
+    few: list[bytes | None] = [b"", b"\0", b"v\0\0", None, b"\0\0v"]
+    many: list[bytes | None] = [bytes(size) for size in range(40)]
+    for values in (few, many, [None, None]):
+        records: Records = [
+            (b"k%03d" % number + b"\0" * (number % 3), values[number % len(values)])
+            for number in range(len(values) * 20)
+        ]
+        assert left_of([records]) == [one_by_one(records)]
+
+
 def test_pairs_of_large_records_are_not_all_copied_at_once() -> None:
     window = Window(PLENTY)
     window.add(changes_of([(b"%03d" % number, bytes(100_000)) for number in range(300)]))

@@ -147,6 +147,13 @@ class BlockCache:
         self.cache = Cache(size_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Tables:
+    count: int
+    readers_bytes: int
+    at_level_0: int
+
+
 class Database:
     """A local RocksDB with one version of one store.
 
@@ -155,9 +162,11 @@ class Database:
     each table with its MANIFEST and verifies each block.
     """
 
-    def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits) -> None:
+    def __init__(self, rdict: Rdict, path: Path, limits: EngineLimits, *, never_changes: bool = False) -> None:
         self._rdict = rdict
         self._limits = limits
+        self._never_changes = never_changes
+        self._tables: _Tables | None = None
         self.path = path
 
     @classmethod
@@ -194,7 +203,8 @@ class Database:
         with translated(path):
             # In read-only mode, rocksdict uses table options (filters, cache) only for column families given by name.
             families = {"default": options}
-            return cls(Rdict(str(path), options, families, AccessType.read_only()), path, limits)
+            rdict = Rdict(str(path), options, families, AccessType.read_only())
+        return cls(rdict, path, limits, never_changes=True)
 
     def holds(self) -> LocalCopy | None:
         """Read the version and lineage in the marker; None if there is no marker.
@@ -310,13 +320,23 @@ class Database:
 
     def open_tables(self) -> tuple[int, int]:
         """Return the number of tables, and the bytes of memory for their indexes and filters."""
-        with translated(self.path):
-            return len(self._rdict.live_files()), self._rdict.property_int_value(_READERS_MEMORY) or 0
+        tables = self._tables_now()
+        return tables.count, tables.readers_bytes
 
     def wants_merge(self) -> bool:
         """Whether the number of tables slows reads."""
-        with translated(self.path):
-            return int(self._rdict.property_value("rocksdb.num-files-at-level0") or 0) >= _COMPACTION_TRIGGER_FILES
+        return self._tables_now().at_level_0 >= _COMPACTION_TRIGGER_FILES
+
+    def _tables_now(self) -> _Tables:
+        # A store that is open for reading is asked in each batch.
+        if self._tables is None or not self._never_changes:
+            with translated(self.path):
+                self._tables = _Tables(
+                    count=len(self._rdict.live_files()),
+                    readers_bytes=self._rdict.property_int_value(_READERS_MEMORY) or 0,
+                    at_level_0=int(self._rdict.property_value("rocksdb.num-files-at-level0") or 0),
+                )
+        return self._tables
 
     def merge_tables(self) -> None:
         """Compact the tables. Content and marker do not change, even if the process dies."""
