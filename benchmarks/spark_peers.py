@@ -58,7 +58,7 @@ def start_ours(
     observer: Observer | None = None,
     *,
     sink: Sink = NO_SINK,
-    log: LogLayout = LogLayout.STORES,
+    log: LogLayout | None = None,
     key_groups: int = 128,
     tasks: int | None = None,
     operator: StatefulOperator = OPERATOR,

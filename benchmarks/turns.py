@@ -91,7 +91,7 @@ def compared(session: SparkSession, starts: Mapping[str, Start], course: Course)
     """Run the queries in turns, in this order. Each has the same input."""
     with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
         folder = Path(name)
-        file = _files(folder / "input", course.keys)
+        file = input_files(folder / "input", course.keys)
         with contextlib.ExitStack() as running:
             contenders = [
                 running.enter_context(started(session, who, start, folder / str(number)))
@@ -121,7 +121,7 @@ def started(session: SparkSession, name: str, start: Start, folder: Path) -> Ite
         query.stop()
 
 
-def _files(folder: Path, keys: int) -> Iterator[Path]:
+def input_files(folder: Path, keys: int) -> Iterator[Path]:
     """Yield files with one row per key, in random order; four files repeat."""
     folder.mkdir()
     random = np.random.default_rng(keys)
