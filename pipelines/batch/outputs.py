@@ -242,7 +242,10 @@ class Outputs:
             raise SinkConflict(
                 f"the tasks of attempt {attempt.attempt} wrote the files of output {name!r}, but the sink now takes rows; "
                 f"batch {attempt.batch} was not committed",
-                hint=f'start the job with writer="tasks" for output {name!r} until it commits batch {attempt.batch}',
+                hint=f'start the job with writer="tasks" for output {name!r} until it commits batch {attempt.batch}. If '
+                "the table has a new feature that tasks do not support, remove it first. To continue without these rows, "
+                f"start the job once with NoSink for this output until it commits batch {attempt.batch}, then with "
+                f"DeltaSink(..., continue_at_batch={attempt.batch + 1})",
             )
         lost = plan.missing(files)
         if lost:

@@ -55,7 +55,12 @@ class FileStatistics:
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(values)).as_py():
                 self._left_out.add(name)
                 continue
-            found = pc.min_max(values).as_py()
+            try:
+                found = pc.min_max(values).as_py()
+            except (OverflowError, ValueError):
+                # Python has no times outside of the years 1 to 9999. Spark writes such rows.
+                self._left_out.add(name)
+                continue
             self._smallest[name] = min(self._smallest.get(name, found["min"]), found["min"])
             self._largest[name] = max(self._largest.get(name, found["max"]), found["max"])
 
@@ -98,7 +103,13 @@ def _ceiling(value: Any) -> Any:
         return value if len(value) <= _LONGEST_TEXT else None
     if isinstance(value, dt.datetime):
         rest = value.microsecond % 1000
-        return _moment(value if rest == 0 else value - dt.timedelta(microseconds=rest) + _MILLISECOND)
+        if rest == 0:
+            return _moment(value)
+        before = value - dt.timedelta(microseconds=rest)
+        try:
+            return _moment(before + _MILLISECOND)
+        except OverflowError:  # after the year 9999
+            return None
     return _plain(value)
 
 

@@ -17,7 +17,8 @@ from statekeeper.statestore.base.errors import SchemaMismatch, StorageError, Uns
 
 _FEATURES = {"appendOnly", "invariants", "timestampNtz"}
 _ATTEMPTS = 3
-_PLAIN_WRITER_VERSION = 2
+_WRITER_VERSIONS = (1, 2, 3, 4)
+"""Versions whose features show in properties and columns. A table with a constraint gets version 3, and keeps it."""
 _TABLE_FEATURES_VERSION = 7
 _PARTITION_TYPES = {"string", "byte", "short", "integer", "long", "date", "boolean"}
 _FORBIDDEN = {
@@ -27,12 +28,15 @@ _FORBIDDEN = {
     "delta.enableRowTracking": "row tracking",
     "delta.enableInCommitTimestamps": "in-commit timestamps",
     "delta.enableIcebergCompat": "Iceberg compatibility",
+    "delta.universalFormat.enabledFormats": "metadata in the formats of Iceberg or Hudi",
+    "delta.compatibility.symlinkFormatManifest.enabled": "symlink manifests",
 }
 _FORBIDDEN_OF_COLUMNS = {
     "delta.generationExpression": "a generated column",
     "delta.identity.": "an identity column",
     "delta.invariants": "an invariant",
     "CURRENT_DEFAULT": "a default value",
+    "__CHAR_VARCHAR_TYPE_STRING": "a limited length",
 }
 _HINT = 'use DeltaSink(..., writer="spark")'
 
@@ -175,7 +179,7 @@ class DeltaFiles:
         version = protocol.min_writer_version
         features = set(protocol.writer_features or ()) | set(protocol.reader_features or ())
         found = sorted(features - _FEATURES)
-        if _PLAIN_WRITER_VERSION < version < _TABLE_FEATURES_VERSION or version > _TABLE_FEATURES_VERSION:
+        if version not in _WRITER_VERSIONS and version != _TABLE_FEATURES_VERSION:
             found.append(f"writer version {version}")
         for prefix, name in _FORBIDDEN.items():
             values = [value for key, value in metadata.configuration.items() if key.startswith(prefix)]
@@ -307,6 +311,8 @@ def _delta_columns(output: pa.Schema) -> pa.Schema:
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     nullable = from_arrow_schema(output)
+    if "variant" in nullable.simpleString().lower():
+        raise UnsupportedTable("tasks cannot write columns of the type VARIANT", hint=_HINT)
     named = pa.schema(to_arrow_schema(_all_nullable(nullable), timezone="UTC"))
     return pa.schema([column.with_nullable(given.nullable) for column, given in zip(named, output, strict=True)])
 
@@ -326,7 +332,10 @@ def _all_nullable(kind: Any) -> Any:
 def _delta_schema(columns: pa.Schema) -> Any:
     from deltalake import Schema
 
-    return Schema.from_arrow(pa.schema([column.with_nullable(True) for column in columns]))
+    try:
+        return Schema.from_arrow(pa.schema([column.with_nullable(True) for column in columns]))
+    except Exception as error:
+        raise UnsupportedTable(f"tasks cannot write these columns: {str(error).splitlines()[0]}", hint=_HINT) from error
 
 
 def _text(kind: Any) -> str:

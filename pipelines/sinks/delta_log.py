@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _HEAD_BYTES = 4096
@@ -27,6 +27,8 @@ class TableMetadata:
     configuration: Mapping[str, str]
     columns: tuple[str, ...]
     schema: str
+    protocols: int = 0
+    """The number of changes of the protocol since the table was opened."""
 
 
 class DeltaLog:
@@ -105,6 +107,8 @@ class _Known:
         info: dict[str, Any] = {}
         for line in data.splitlines():
             # Most lines are files with long statistics, which are skipped.
+            if line.startswith(b'{"protocol"'):
+                self.metadata = replace(self.metadata, protocols=self.metadata.protocols + 1)
             if not line.startswith((b'{"txn"', b'{"metaData"', b'{"commitInfo"')):
                 continue
             action = json.loads(line)
@@ -115,7 +119,7 @@ class _Known:
                 schema = str(found["schemaString"])
                 columns = tuple(str(field["name"]) for field in json.loads(schema)["fields"])
                 configuration = dict(found.get("configuration") or {})
-                self.metadata = TableMetadata(str(found["id"]), configuration, columns, schema)
+                self.metadata = TableMetadata(str(found["id"]), configuration, columns, schema, self.metadata.protocols)
             else:
                 self.transactions[str(action["txn"]["appId"])] = int(action["txn"]["version"])
         self.commits.appendleft({**info, "version": self.version})

@@ -65,10 +65,15 @@ class WriterUsed:
     @property
     def is_fallback(self) -> bool:
         """Return whether Spark writes although the sink does not ask for it."""
-        return self.writer is Writer.SPARK and self.reason != _ASKED
+        return self.writer is Writer.SPARK and self.reason not in (_ASKED, _MERGES)
 
 
 _ASKED = "the sink names it"
+_MERGES = "merge_on replaces rows, and tasks only add files"
+_SINGLE_DRIVER = (
+    "on S3, Delta coordinates only writers in one Spark driver. If no Spark job writes this table beside the query, also "
+    'no OPTIMIZE, name writer="tasks"'
+)
 
 
 class WriterChoice:
@@ -102,8 +107,10 @@ class WriterChoice:
         if self._asked is Writer.SPARK:
             self._use_spark(_ASKED)
             return None
-        table = self._log.look()
-        reason = self._reason_for_spark(table)
+        reason = self._reason_of_session()
+        table = self._log.look() if reason is None else None
+        if reason is None:
+            reason = self._reason_of_table(table)
         if reason is None and self._refused is not None:
             # Opening a table reads all of its state: not again until its metadata changes.
             metadata, columns, refusal = self._refused
@@ -126,15 +133,18 @@ class WriterChoice:
             raise _because(self._without_delta, reason)
         self.used = WriterUsed(Writer.SPARK, reason)
 
-    def _reason_for_spark(self, table: KnownTable | None) -> str | None:
+    def _reason_of_session(self) -> str | None:
         if self._merges:
-            return "merge_on replaces rows, and tasks only add files"
+            return _MERGES
         for key, what in _PACKS_FILES.items():
             if _is_on(self._conf.get(key)):
                 return f"the session has {key}: only Spark's writer does {what}"
         store = self._log_store()
         if store is not None:
             return f"the session commits with {store}, which tasks do not use"
+        return _SINGLE_DRIVER if self._scheme in _S3_SCHEMES else None
+
+    def _reason_of_table(self, table: KnownTable | None) -> str | None:
         if table is None:
             defaults = sorted(key for key in self._conf if key.startswith(_DEFAULT_PROPERTIES))
             return f"the session has {defaults[0]}: only Spark's writer gives it to a new table" if defaults else None
@@ -144,10 +154,13 @@ class WriterChoice:
                 return f"the table has {key}: only Spark's writer does {what}"
         return None
 
+    @property
+    def _scheme(self) -> str:
+        return self._path.partition("://")[0].lower() if "://" in self._path else "file"
+
     def _log_store(self) -> str | None:
         """Return the log store of the session for this table, if it is not one that Delta uses without a setting."""
-        scheme = self._path.partition("://")[0] if "://" in self._path else "file"
-        schemes = _S3_SCHEMES if scheme in _S3_SCHEMES else (scheme,)
+        schemes = _S3_SCHEMES if self._scheme in _S3_SCHEMES else (self._scheme,)
         keys = [f"{_LOG_STORE}{one}.impl" for one in schemes] + [f"{_LOG_STORE}class"]
         found = next((self._conf[key] for key in keys if self._conf.get(key)), None)
         return None if found is None or found.endswith(_COMMON_LOG_STORES) else found

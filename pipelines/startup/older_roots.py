@@ -9,6 +9,7 @@ import pyarrow as pa
 from statekeeper.pipelines.operator.declaration import TIMER_COLUMN, Frames, StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch
 from statekeeper.pipelines.task.partition_group import takes_batch
+from statekeeper.pipelines.task.results import as_table
 from statekeeper.statestore.format import names
 from statekeeper.statestore.root.binding import parse_binding
 from statekeeper.statestore.root.times import TIMERS
@@ -35,15 +36,20 @@ def with_separate_timers(operator: StatefulOperator, timer_key: str) -> Stateful
 
     def update(rows: pa.Table, state: pa.Table, batch: Batch) -> Update:
         result = operator.update(rows, state, *((batch,) if takes else ()))
+        if not isinstance(result, Update):
+            return result  # the caller reports it
         timers = []
+        key_columns = operator.key_columns(rows.schema)
         if result.state is not None:
-            timers.append(result.state.select(keys).append_column(TIMER_COLUMN, result.state[timer_key]))
+            new = as_table(result.state, key_columns, "state")
+            timers.append(new.append_column(TIMER_COLUMN, new[timer_key]))
         if result.deleted is not None:
-            none = pa.nulls(result.deleted.num_rows, TIMESTAMP)
-            timers.append(result.deleted.select(keys).append_column(TIMER_COLUMN, none))
-        return replace(result, timers=pa.concat_tables(timers, promote_options="permissive") if timers else None)
+            gone = as_table(result.deleted, key_columns, "deleted")
+            timers.append(gone.append_column(TIMER_COLUMN, pa.nulls(gone.num_rows, TIMESTAMP)))
+        return replace(result, timers=pa.concat_tables(timers) if timers else None)
 
     def on_timer_and_delete(due: pa.Table, state: pa.Table, batch: Batch) -> Update:
-        return replace(on_timer(due, state, batch), deleted=due.select(keys))
+        result = on_timer(due, state, batch)
+        return replace(result, deleted=due.select(keys)) if isinstance(result, Update) else result
 
     return replace(operator, update=update, on_timer=on_timer_and_delete, timer_key=None)

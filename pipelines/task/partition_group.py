@@ -189,7 +189,9 @@ class PartitionGroup:
         for key_rows, state in timed.take_due(partition, self._operator.pieces.rows):
             given = key_rows.append_column(TIMER_COLUMN, key_rows.column(self._operator.timer_key))
             update = function(self._frame(given), self._frame(state), self._batch)
-            for what, part in (("state", update.state), ("timers", update.timers)):
+            if not isinstance(update, Update):
+                raise WrongResult(f"`on_timer` returned {type(update).__name__}", hint="return an Update")
+            for what, part in (("state", update.state), ("deletions", update.deleted), ("timers", update.timers)):
                 if part is not None and len(part):
                     raise WrongResult(
                         f"`on_timer` returned {what} of {len(part)} keys, but the state of a key ends with its timer",

@@ -205,7 +205,7 @@ def test_a_column_is_added_to_a_table_in_a_bucket_and_lost_files_are_detected(en
 
 
 def test_a_task_without_access_to_the_table_names_the_table_and_the_way_out(endpoint: str) -> None:
-    sink = DeltaSink(f"s3://{made_bucket(endpoint)}/table", storage_options=delta_options(endpoint))
+    sink = DeltaSink(f"s3://{made_bucket(endpoint)}/table", storage_options=delta_options(endpoint), writer="tasks")
     plan = sink.plan_files(simple().schema)
     assert plan is not None
     denied = replace(plan, path="s3://bucket-without-access/table")
@@ -226,7 +226,7 @@ def test_tasks_write_the_files_of_a_table_in_a_bucket(
     bucket = made_bucket(endpoint)
     spec = StorageSpec(f"s3://{bucket}/state", (*CREDENTIALS.items(), ("endpoint_url", endpoint)))
     options = delta_options(endpoint)
-    sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options)
+    sink = DeltaSink(f"s3://{bucket}/facts", storage_options=options, writer="tasks")
     source = tmp_path / "source"
     for batch in range(3):
         _append(source, batch)

@@ -189,6 +189,16 @@ def test_results_that_a_timer_key_excludes_and_a_row_without_its_time_are_reject
         harness.batch([{**rows(("b", 1, 30))[0], "window_start": at(30), "window_end": at(40)}])
         with pytest.raises(WrongResult, match="`on_timer` returned state of 1 keys"):
             harness.batch()
+    for returned, message in (
+        (None, "returned NoneType"),
+        (Update(operator.output.empty_table(), deleted=pa.table({"key": ["a"]})), "deletions of 1 keys"),
+    ):
+        wrong = replace(operator, on_timer=lambda due, state, batch, returned=returned: returned)
+        with OperatorHarness(wrong, columns=columns) as harness:
+            harness.batch([{**row, **window}])
+            harness.batch([{**rows(("b", 1, 30))[0], "window_start": at(30), "window_end": at(40)}])
+            with pytest.raises(WrongResult, match=message):
+                harness.batch()
 
 
 def with_timers(operator: StatefulOperator) -> StatefulOperator:

@@ -110,6 +110,25 @@ def test_statistics_that_could_mislead_are_left_out():
     }
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        pa.scalar(dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC), pa.timestamp("us", "UTC")),
+        pa.scalar(2**62, pa.int64()).cast(pa.timestamp("us", "UTC")),
+        pa.scalar(-(2**62), pa.int64()).cast(pa.timestamp("us", "UTC")),
+        pa.scalar(2**31 - 1, pa.int32()).cast(pa.date32()),
+    ],
+    ids=["the last microsecond", "a later timestamp", "an earlier timestamp", "a later date"],
+)
+def test_a_time_that_statistics_cannot_show_is_left_out_and_the_file_is_written(tmp_path, value):
+    sink = DeltaSink(str(tmp_path / "table"))
+    rows = pa.table({"key": [1], "at": pa.array([value])})
+    written(sink, rows, 0)
+    [file] = pa.table(DeltaTable(sink.path).get_add_actions()).to_pylist()
+    assert file["max"]["at"] is None
+    assert DeltaTable(sink.path).to_pyarrow_table()["at"].combine_chunks()[0] == value
+
+
 @pytest.mark.spark
 def test_spark_reads_the_partitions_that_tasks_wrote(delta_session, tmp_path):
     schema = pa.schema([("key", pa.int64()), ("region", pa.string()), ("day", pa.date32()), ("hot", pa.bool_())])

@@ -52,10 +52,12 @@ def test_the_writer_follows_a_table_that_changes_between_batches(
     assert "in a second Spark job" not in caplog.text
     delta_session.sql(f"ALTER TABLE delta.`{stream.facts}` ADD CONSTRAINT positive CHECK (total > 0)")
     assert run(stream, [3], DeltaSink(stream.facts)) == WriterUsed(
-        Writer.SPARK, "tasks cannot write the files of a table with writer version 3, CHECK constraints"
+        Writer.SPARK, "tasks cannot write the files of a table with CHECK constraints"
     )
     assert "batch 2: Spark's writer writes 'output', in a second Spark job: tasks cannot write" in caplog.text
-    assert [row["total"] for row in stream.output()] == [1, 3, 6]
+    delta_session.sql(f"ALTER TABLE delta.`{stream.facts}` DROP CONSTRAINT positive")
+    assert run(stream, [4], DeltaSink(stream.facts)) == BY_TASKS
+    assert sorted(row["total"] for row in stream.output()) == [1, 3, 6, 10]
 
 
 def test_one_sink_changes_its_writer_and_returns_to_it(delta_session: SparkSession, tmp_path: Path) -> None:
@@ -148,6 +150,42 @@ def test_a_log_store_that_coordinates_writers_chooses_sparks_writer(tmp_path: Pa
     common = choice(path, {**DELTA, key: "io.delta.storage.HDFSLogStore"})
     assert common.plan(SIMPLE) is not None
     assert choice(path, {**DELTA, "spark.delta.logStore.s3a.impl": "other.LogStore"}).plan(SIMPLE) is not None
+
+
+def test_a_table_on_s3_is_left_to_spark_unless_the_sink_names_the_tasks() -> None:
+    on_s3 = choice("s3a://bucket/table", DELTA)
+    assert on_s3.plan(SIMPLE) is None
+    assert on_s3.used is not None
+    assert on_s3.used.is_fallback
+    assert on_s3.used.reason.endswith('no OPTIMIZE, name writer="tasks"')
+
+
+@pytest.mark.parametrize(
+    ("columns", "properties", "reason"),
+    [
+        ("key BIGINT, region VARCHAR(3)", "", "a limited length (column region)"),
+        (
+            "key BIGINT, region STRING",
+            "TBLPROPERTIES ('delta.compatibility.symlinkFormatManifest.enabled' = 'true')",
+            "symlink manifests",
+        ),
+    ],
+)
+def test_what_only_sparks_writer_does_for_a_table_chooses_it(
+    delta_session: SparkSession, tmp_path: Path, columns: str, properties: str, reason: str
+) -> None:
+    sink = DeltaSink(str(tmp_path / "table"))
+    delta_session.sql(f"CREATE TABLE delta.`{sink.path}` ({columns}) USING delta {properties}")
+    sink.require_ready(delta_session, SIMPLE)
+    assert sink.used == WriterUsed(Writer.SPARK, f"tasks cannot write the files of a table with {reason}")
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.time64("us")])
+def test_types_that_tasks_cannot_write_are_left_to_spark(tmp_path: Path, kind: pa.DataType) -> None:
+    made = choice(str(tmp_path / "table"), DELTA)
+    assert made.plan(pa.schema([("key", pa.int64()), ("took", kind)])) is None
+    assert made.used is not None
+    assert "tasks cannot write" in made.used.reason
 
 
 def test_a_session_without_delta_is_enough_for_tasks_and_the_error_says_why_spark_is_needed(tmp_path: Path) -> None:
