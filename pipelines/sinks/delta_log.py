@@ -18,7 +18,7 @@ _COMMITS = 100
 """Number of newest commits in memory; older ones are read from the table again."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableMetadata:
     """The table's properties, the names of its columns, and its id; a table that replaces it has another id. `schema`: the
     columns as JSON."""
@@ -56,7 +56,12 @@ class DeltaLog:
             return None
         metadata = table.metadata()
         columns = tuple(field.name for field in table.schema().fields)
-        metadata = TableMetadata(str(metadata.id), dict(metadata.configuration), columns, table.schema().to_json())
+        metadata = TableMetadata(
+            id=str(metadata.id),
+            configuration=dict(metadata.configuration),
+            columns=columns,
+            schema=table.schema().to_json(),
+        )
         known = _Known(version=table.version(), head=head, metadata=metadata)
         known.commits.extend(table.history(_COMMITS))
         known.has_all = len(known.commits) < _COMMITS
@@ -119,7 +124,13 @@ class _Known:
                 schema = str(found["schemaString"])
                 columns = tuple(str(field["name"]) for field in json.loads(schema)["fields"])
                 configuration = dict(found.get("configuration") or {})
-                self.metadata = TableMetadata(str(found["id"]), configuration, columns, schema, self.metadata.protocols)
+                self.metadata = TableMetadata(
+                    id=str(found["id"]),
+                    configuration=configuration,
+                    columns=columns,
+                    schema=schema,
+                    protocols=self.metadata.protocols,
+                )
             else:
                 self.transactions[str(action["txn"]["appId"])] = int(action["txn"]["version"])
         self.commits.appendleft({**info, "version": self.version})
