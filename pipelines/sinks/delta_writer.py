@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from statekeeper.pipelines.sinks.data_files import TableFiles
 from statekeeper.pipelines.sinks.delta_files import DeltaFiles
@@ -90,9 +89,9 @@ class WriterChoice:
         self._without_delta: UnsupportedEnvironment | None = None
         self._refused: tuple[TableMetadata | None, pa.Schema, str] | None = None
 
-    def remember(self, session: SparkSession) -> None:
-        """Read the settings of the session that a new choice depends on."""
-        self._conf = session.conf.getAll
+    def remember(self, conf: Mapping[str, str]) -> None:
+        """Take over the settings of the session."""
+        self._conf = conf
         self._without_delta = _problem_of(self._conf)
 
     def plan(self, output: pa.Schema) -> TableFiles | None:

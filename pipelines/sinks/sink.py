@@ -110,8 +110,9 @@ class DeltaSink:
     is its `userMetadata`. `storage_options` give access to the table if it is not on local disk.
 
     writer              "auto": the operator's tasks write the files, so that a batch is one Spark job, if they support the
-                        table and the settings of the session. Otherwise Spark's writer does it in a second job. The choice
-                        is made before each batch; `BatchReport.writers` has it with the reason. "tasks" raises
+                        table and the settings of the session, and the table is not on S3. Otherwise Spark's writer does it
+                        in a second job. The choice is made before each batch; `BatchReport.writers` has it with the reason.
+                        "tasks" raises
                         `UnsupportedTable` for a table with a feature that only Spark's writer supports: constraints,
                         generated or identity columns, default values, column mapping, change feed, row tracking, deletion
                         vectors, other features of a higher protocol. "spark": always Spark's writer
@@ -181,7 +182,7 @@ class DeltaSink:
         """Check the table before the query starts. Raises `UnsupportedEnvironment` for a session without Delta,
         `UnsafeSink`, `SchemaMismatch` for a table without a column of the output."""
         _require_keys(self.merge_on or (), output)
-        self._choice.remember(session)
+        self._choice.remember(session.conf.getAll)
         through_spark = self._choice.plan(output) is None
         default = f"spark.databricks.delta.properties.defaults.{_RETENTION.removeprefix('delta.')}"
         table = self._table()

@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from statekeeper.pipelines import StatefulOperator, planned_changes
+from statekeeper.pipelines import LogLayout, StatefulOperator, planned_changes
+from statekeeper.pipelines.batch.progress import BatchReport, Outcome, Phase
 from statekeeper.pipelines.operator.times import TIMESTAMP
 from statekeeper.pipelines.operators import windows, with_windows
 from statekeeper.pipelines.startup.older_roots import with_separate_timers
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import open_storage
-from tests.support.streams import Stream
+from tests.support.streams import Seen, Stream
 from tests.support.timed_query import at
 from tests.support.twins import clean, statekeeper
 
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.spark
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", TIMESTAMP)])
 OPERATOR = windows(ROWS, ["key"], "at", {"n": ("count", None), "total": ("sum", "value")}, allowed_lateness="5m")
 BATCHES_OF_A_STEP = 2
+CLOSING = 2
+"""A batch that closes windows."""
 
 
 @pytest.fixture
@@ -53,8 +56,8 @@ def fed(streams: list[Stream], step: int) -> None:
             stream.append(rows)
 
 
-def run(stream: Stream, operator: StatefulOperator = OPERATOR) -> None:
-    stream.run(operator, rows=with_windows(stream.rows(), "at", "10 minutes"))
+def run(stream: Stream, operator: StatefulOperator = OPERATOR, seen: Seen | None = None) -> list[BatchReport]:
+    return stream.run(operator, rows=with_windows(stream.rows(), "at", "10 minutes"), seen=seen)
 
 
 def stores_of(stream: Stream) -> list[str]:
@@ -79,6 +82,32 @@ def test_windows_close_once_across_snapshots_deletions_a_rescale_and_a_new_host(
     assert job.state() == twin.state() != {}
     assert stores_of(job) == ["default"]
     clean(open_storage(root), tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("log", LogLayout)
+def test_windows_close_once_when_the_batch_that_closes_them_crashes_in_each_phase(
+    job: Stream, twin: Stream, log: LogLayout
+) -> None:
+    job.log = log
+    for step in range(2):
+        fed([job, twin], step)
+    assert run(twin)[CLOSING].fired_timers > 0
+    left = [Phase.OFFSETS_WRITTEN, Phase.COMPUTED, Phase.PENDING_WRITTEN, Phase.SINK_WRITTEN]
+
+    def crash(batch: int, phase: Phase) -> None:
+        if batch == CLOSING and left and phase is left[0]:
+            left.pop(0)
+            raise ConnectionError("the driver dies here")
+
+    for _ in range(len(left)):
+        with pytest.raises(ConnectionError):
+            run(job, seen=Seen(crash))
+    report, *_ = run(job)
+    assert left == []
+    assert report.outcome is Outcome.TAKEN_FROM_SINK
+    assert report.batch == CLOSING
+    assert job.output() == twin.output() != []
+    assert job.state() == twin.state() != {}
 
 
 def test_a_root_of_an_earlier_release_keeps_its_stores_of_timers(job: Stream, twin: Stream) -> None:

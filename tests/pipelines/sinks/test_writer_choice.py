@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -129,7 +128,7 @@ def choice(path: str, settings: Mapping[str, str], **how: Any) -> WriterChoice:
     files = DeltaFiles(path, {}, log=log, partition_by=None)
     made = WriterChoice(path, Writer.AUTO, merges=how.get("merges", False), log=log, files=files)
 
-    made.remember(SimpleNamespace(conf=SimpleNamespace(getAll=settings)))  # type: ignore[arg-type]
+    made.remember(settings)
     return made
 
 
@@ -150,6 +149,20 @@ def test_a_log_store_that_coordinates_writers_chooses_sparks_writer(tmp_path: Pa
     common = choice(path, {**DELTA, key: "io.delta.storage.HDFSLogStore"})
     assert common.plan(SIMPLE) is not None
     assert choice(path, {**DELTA, "spark.delta.logStore.s3a.impl": "other.LogStore"}).plan(SIMPLE) is not None
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_tasks_write_a_table_whose_version_allows_features_that_it_does_not_use(
+    delta_session: SparkSession, tmp_path: Path, version: int
+) -> None:
+    sink = DeltaSink(str(tmp_path / "table"))
+    needs = f"'delta.minWriterVersion' = '{version}', 'delta.minReaderVersion' = '1'"
+    delta_session.sql(
+        f"CREATE TABLE delta.`{sink.path}` (key BIGINT, region STRING) USING delta TBLPROPERTIES ({needs})"
+    )
+    written(sink, simple("a"), 0)
+    assert sink.used == BY_TASKS
+    assert delta_session.read.format("delta").load(sink.path).count() == 1
 
 
 def test_a_table_on_s3_is_left_to_spark_unless_the_sink_names_the_tasks() -> None:

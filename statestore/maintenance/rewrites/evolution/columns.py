@@ -143,7 +143,7 @@ def require_untimed(stores: Sequence[StoreSchema], name: str, changes: ColumnCha
     """Raise `SchemaMismatch` for a change of a time that the job writes itself: a timer, an expiry, or an index of them."""
     index = index_of(stores, name)
     named = {*changes.drop, *changes.widen, *changes.rename}
-    if index is not None and (is_index(index) and (index in (name, TIMERS_DUE) or EXPIRES_AT in named)):
+    if index is not None and is_index(index) and (index in (name, TIMERS_DUE) or EXPIRES_AT in named):
         raise _wrong(
             name,
             "its times belong to the timers or the TTL of the operator",
