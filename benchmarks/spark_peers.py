@@ -63,6 +63,7 @@ def start_ours(
     tasks: int | None = None,
     operator: StatefulOperator = OPERATOR,
     tick: str | None = None,
+    host: Host | None = None,
 ) -> StreamingQuery:
     """Start a query with the operator of `pipelines`."""
     query = start(
@@ -75,7 +76,7 @@ def start_ours(
         partitions=partitions,
         key_groups=key_groups,
         tasks=tasks,
-        host=Host(str(folder / "local")),
+        host=host or Host(str(folder / "local")),
         observer=observer,
         tick=tick,
         trigger={"processingTime": "0 seconds"},

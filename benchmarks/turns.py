@@ -89,7 +89,8 @@ class Contender:
 
 def compared(session: SparkSession, starts: Mapping[str, Start], course: Course) -> list[Contender]:
     """Run the queries in turns, in this order. Each has the same input."""
-    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-") as name:
+    # The workers maintain their local copies a little longer than a query runs.
+    with tempfile.TemporaryDirectory(prefix="statekeeper-benchmark-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         file = input_files(folder / "input", course.keys)
         with contextlib.ExitStack() as running:
