@@ -46,6 +46,10 @@ from statekeeper.statestore.root.state_root import require_startable
 from statekeeper.statestore.storage import Storage, read_or_none
 
 _FEW_STORES = 4
+FEWEST_PARTITIONS = 8
+PARTITIONS_OF_A_SLOT = 4
+"""Measured by `benchmarks/defaults.py`: small and large batches are near their fastest, and the job can grow to four times
+the slots before it needs a `rescale`."""
 _RESERVED = (GROUP_COLUMN, TAG_COLUMN, MARKER_COLUMN)
 
 
@@ -58,10 +62,15 @@ class CheckedSink(Protocol):
 
 
 def chosen_partitions(session: SparkSession, asked: int | None, key_groups: int) -> int:
-    """Return the number of partitions of a new root. Raises `UnsupportedEnvironment`."""
+    """Return the number of partitions of a new root: what the job names, else what its session sets for all shuffles, else
+    a few for each slot. Raises `UnsupportedEnvironment`."""
     if asked is None:
-        # Spark's default of 200 shuffle partitions is more than the default number of key groups.
-        asked = min(int(session.conf.get("spark.sql.shuffle.partitions") or 1), key_groups)
+        conf: Any = session
+        shuffle = session.conf.get(logs.SHUFFLE_PARTITIONS)
+        # Spark's own default of 200 does not depend on the cluster, and costs a small batch several times its time.
+        is_set = conf._jsparkSession.sessionState().conf().contains(logs.SHUFFLE_PARTITIONS)  # noqa: SLF001
+        few = max(FEWEST_PARTITIONS, PARTITIONS_OF_A_SLOT * session.sparkContext.defaultParallelism)
+        asked = min(int(shuffle or 1) if is_set else few, key_groups)
     require_partitions(asked, key_groups)
     return asked
 

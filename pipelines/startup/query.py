@@ -131,8 +131,9 @@ def start(
     checkpoint   checkpoint location of the streaming query, outside the root
     sink         takes the output; for several outputs a mapping: name -> sink. Each of them then supports exactly-once
                  writes, or is `NoSink`, and state and all sinks hold the same attempt of each batch
-    partitions   number of partitions of a new root; the default is `spark.sql.shuffle.partitions`, at most `key_groups`.
-                 An existing root keeps its number; `statekeeper rescale` changes it
+    partitions   number of partitions of a new root; the default is `spark.sql.shuffle.partitions` if the session sets it,
+                 otherwise four for each slot of the cluster and at least 8; at most `key_groups`. An existing root keeps
+                 its number; `statekeeper rescale` changes it
     key_groups   number of hash groups of the keys, fixed when the root is created; the maximum number of partitions
     tasks        number of Spark tasks of a batch, which process groups of partitions; the default is
                  `SparkContext.defaultParallelism`, the number of the cluster's slots. At most one task per partition starts

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from delta import configure_spark_with_delta_pip
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from statekeeper.statestore.base.errors import UnsupportedEnvironment
@@ -20,6 +21,10 @@ _GET_JAVA = (
     "Spark needs Java 17 or 21: apt-get install openjdk-17-jre-headless, brew install openjdk@17, or adoptium.net"
 )
 _JAVA_VERSIONS = (17, 21)
+_NO_JARS = (
+    "unless they are in ~/.ivy2.5.2, Spark fetches them from Maven Central: connect this machine to the internet for the "
+    "first start, or name your own repository with spark.jars.ivySettings"
+)
 
 S3A_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
@@ -87,11 +92,21 @@ def spark_session(
     name: str, *, master: str = "local[*]", conf: Mapping[str, str] | None = None, packages: Sequence[str] = ()
 ) -> SparkSession:
     """Start a session with Delta and with `packages` (`S3A_PACKAGES` for tables and checkpoints on `s3a://`). `conf`
-    overrides the defaults. Raises `UnsupportedEnvironment`."""
+    overrides the defaults. Raises `UnsupportedEnvironment`, also if Spark's JVM ends while it starts."""
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**_CONF, **(conf or {})}.items():
         builder = builder.config(key, value)
-    return configure_spark_with_delta_pip(builder, list(packages)).getOrCreate()
+    try:
+        return configure_spark_with_delta_pip(builder, list(packages)).getOrCreate()
+    except PySparkRuntimeError as error:
+        raise UnsupportedEnvironment(f"Spark did not start: {error}", hint="read the output of Spark's JVM") from error
+
+
+def without_jars(log: str) -> UnsupportedEnvironment | None:
+    """Return the error of a start without the jars of its packages; None if the output of the JVM has another cause."""
+    if not any(said in log for said in ("unresolved dependency", "download failed")):
+        return None
+    return UnsupportedEnvironment("Spark did not start: it could not fetch Delta's jars", hint=_NO_JARS)

@@ -179,6 +179,20 @@ def test_a_root_has_at_most_one_partition_per_key_group(delta_session):
         assert chosen_partitions(delta_session, None, 128) == 7
 
 
+def test_without_a_setting_of_the_session_a_root_has_a_few_partitions_for_each_slot_and_not_sparks_200(delta_session):
+    key = "spark.sql.shuffle.partitions"
+    own = delta_session.newSession()
+    kept = own.conf.get(key)
+    own.conf.unset(key)
+    try:
+        assert own.conf.get(key) == "200"
+        assert own.sparkContext.defaultParallelism == 2
+        assert chosen_partitions(own, None, 128) == 8
+        assert chosen_partitions(own, None, 4) == 4
+    finally:
+        own.conf.set(key, kept)
+
+
 def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
     root, checkpoint = (open_storage(str(tmp_path / name)) for name in ("root", "checkpoint"))
     stream = rate(delta_session)
