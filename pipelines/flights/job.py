@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,20 +34,21 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from statekeeper.pipelines.batch.progress import BatchReport, Observer, Phase
-from statekeeper.pipelines.batch.status import Status
 from statekeeper.pipelines.flights import facts, grounded
 from statekeeper.pipelines.flights.feeder import Feeder
+from statekeeper.pipelines.flights.root_figures import root_figures
+from statekeeper.pipelines.flights.status import Status
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import Batch
 from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.sinks.sink import DeltaSink
 from statekeeper.pipelines.startup.query import StatefulQuery, start
-from statekeeper.pipelines.startup.session import require_java, spark_session
+from statekeeper.pipelines.startup.session import require_java, spark_session, without_jars
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host
-from statekeeper.resources.launcher.platform import LOGS, PORT, Platform, started
+from statekeeper.resources.launcher.platform import PORT, Platform, started
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError, UnsupportedEnvironment
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.storage import open_storage
@@ -202,18 +204,26 @@ def run(
     make_query: Callable[[SparkSession, Places, Observer], StatefulQuery] = start_query,
     platform: Platform | None = None,
     stop: threading.Event | None = None,
+    started_at: float | None = None,
 ) -> int:
     """Feed and run until all flights have departed, so many batches are done, or Ctrl-C. Returns the exit code.
 
     `observers` are told what happens, after the status; `make_feeder` is given the place of the departures. With a
     `platform` it stays after the last flight, to be looked at, until Ctrl-C. `stop` is what Ctrl-C sets, when somebody
-    has waited for it already.
+    has waited for it already. `started_at`: Unix time from which the elapsed time counts; the default is now.
     """
     require_java()
     stop, ended = stop or threading.Event(), threading.Event()
     _stop_on_signals(stop)
     clock = SystemClock()
-    status = Status(console, clock, stop_after=batches, beside=platform.figures if platform else tuple)
+    status = Status(
+        console,
+        clock,
+        started_at=started_at,
+        stop_after=batches,
+        root=partial(root_figures, open_storage(places.state)),
+        beside=platform.figures if platform else tuple,
+    )
     # Losing schedule: a run ends when all that was fed is read. To the next one nothing would be consumed, so that its
     # feeder waits for the query, and the query, which has no batch to run again, for the feeder.
     newest = catalog.newest_batch(open_storage(places.checkpoint))
@@ -221,8 +231,8 @@ def run(
     with status:
         feeder = make_feeder(places.departures)
         feeder.feed(1)
-        with _stderr_into(places.spark_log):
-            session = spark_session("flights", master="local[2]")
+        status.step(f"Spark starts; the first time it fetches Delta's jars; its log is {places.spark_log}")
+        session = _session(places.spark_log)
         # PySpark has put a handler of its own there, which cancels the running batch's jobs.
         _stop_on_signals(stop)
         feeding = threading.Thread(
@@ -234,7 +244,7 @@ def run(
             while not (stop.is_set() or status.wanted_batches_are_done.is_set() or consumed.days >= feeder.days):
                 if query.await_termination(_POLL_SECONDS):
                     break
-                status.print_figures_beside()
+                status.print_figures()
         finally:
             ended.set()
             status.stopping()
@@ -252,10 +262,20 @@ def run(
         )
     )
     if platform is not None and batches is None and not stop.is_set():
-        console.print(f"all flights have departed; Dagster stays at {platform.url} until Ctrl-C")
+        console.print(f"all flights have departed; Dagster stays at {platform.page} until Ctrl-C")
         while not stop.wait(_POLL_SECONDS):
-            status.print_figures_beside()
+            status.print_figures()
     return 0
+
+
+def _session(log: Path) -> SparkSession:
+    known_bytes = log.stat().st_size if log.exists() else 0
+    try:
+        with _stderr_into(log):
+            return spark_session("flights", master="local[2]")
+    except UnsupportedEnvironment as error:
+        said = log.read_bytes()[known_bytes:].decode(errors="replace")
+        raise (without_jars(said) or UnsupportedEnvironment(error.what, path=str(log), hint=error.hint)) from error
 
 
 @contextlib.contextmanager
@@ -286,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("var/flights"), help="where all lies (default: %(default)s)"
     )
+    parser.add_argument("--started", type=float, help="Unix time from which the elapsed time counts (default: now)")
     chosen = parser.parse_args(arguments)
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
@@ -293,14 +314,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     places = Places(chosen.folder)
     try:
         if chosen.no_ui:
-            return run(places, batches=chosen.batches, console=console)
+            return run(places, batches=chosen.batches, console=console, started_at=chosen.started)
         require_java()
         # Before anything is started: an ignored SIGINT would be handed on to Dagster's processes.
         stop = threading.Event()
         _stop_on_signals(stop)
         with started(places.dagster, places.configuration(), port=chosen.port, health_cron=_EACH_MINUTE) as platform:
-            console.print(f"Dagster: {platform.url}, logs in {places.dagster / LOGS}")
-            return run(places, batches=chosen.batches, console=console, platform=platform, stop=stop)
+            return run(
+                places,
+                batches=chosen.batches,
+                console=console,
+                platform=platform,
+                stop=stop,
+                started_at=chosen.started,
+            )
     except StatekeeperError as error:
         console.print(Text.assemble((error.code, "red"), ": ", str(error)), soft_wrap=True)
         return error.exit_code

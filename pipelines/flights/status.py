@@ -1,4 +1,4 @@
-"""The live status of a running job in the terminal, and the summary at its end."""
+"""The terminal of a running job: steps of its start with the elapsed time, a live table, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -14,34 +15,36 @@ from rich.table import Table
 from rich.text import Text
 
 from statekeeper.pipelines.batch.progress import BatchReport, Outcome, Phase
+from statekeeper.pipelines.flights.root_figures import RootFigures
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.checkpoint.lineage import LINEAGE_WARN_BYTES
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics
 
 _WINDOW_BATCHES = 200
-_PLAIN_EVERY = 10
-_LINEAGE_ITEM_BYTES = 76
+_LINE_SECONDS = 30.0
+_ROOT_SECONDS = 15.0
+_DAY = 86_400.0
+
+Figures = Iterable[tuple[str, str]]
 
 
 @dataclass(kw_only=True)
 class _Totals:
     batches: int = 0
     rows: int = 0
-    changed_bytes: int = 0
-    uploaded_bytes: int = 0
-    requests: int = 0
-    replayed: int = 0
     not_computed: int = 0
     commit_milliseconds: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_BATCHES))
     batch_seconds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW_BATCHES))
 
 
 class Status:
-    """An `Observer` that shows the progress of a job: a live table on a terminal, otherwise a line from time to time.
+    """An `Observer` that shows the progress of a job: a live table on a terminal, otherwise a line every 30 s.
 
-    `stop_after`: number of batches after which `wanted_batches_are_done` is set. `beside`: name -> figure of a process
-    beside the job; shown in the live table, or as a line when a figure changes (see `print_figures_beside`). `prices`: of
-    requests; the default is S3 Standard.
+    started_at  Unix time from which the elapsed time counts; by default the time of the call
+    stop_after  number of batches after which `wanted_batches_are_done` is set
+    root        looks at the state root, every 15 s in a thread of its own; None before the first commit
+    beside      name -> figure of a process beside the job; a row of the live table, or a line when it changes
+    prices      of requests; the default is S3 Standard
     """
 
     def __init__(
@@ -49,34 +52,49 @@ class Status:
         console: Console,
         clock: Clock,
         *,
+        started_at: float | None = None,
         stop_after: int | None = None,
-        beside: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        root: Callable[[], RootFigures | None] | None = None,
+        beside: Callable[[], Figures] = tuple,
         prices: Prices | None = None,
     ) -> None:
-        self._prices = prices or Prices()
         self.wanted_batches_are_done = threading.Event()
+        self._prices = prices or Prices()
         self._console = console
         self._clock = clock
+        self._started = clock.now_seconds() if started_at is None else started_at
         self._stop_after = stop_after
+        self._look = root
+        self._root: RootFigures | None = None
         self._beside = beside
         self._totals = _Totals()
         self._newest: BatchReport | None = None
         self._phase: tuple[int, Phase] | None = None
+        self._step = ""
         self._is_stopping = False
         self._printed_beside: list[tuple[str, str]] = []
-        self._started = clock.monotonic_seconds()
+        self._line_at = clock.monotonic_seconds() + _LINE_SECONDS
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
+        self._running = ExitStack()
 
     def __enter__(self) -> Status:
+        if self._look is not None:
+            self._running.enter_context(self._clock.every(_ROOT_SECONDS, self._look_at_root))
         if self._console.is_terminal:
-            self._live.start()
+            self._running.enter_context(self._live)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        self._running.close()
+
+    def step(self, text: str) -> None:
+        """Print a step of the start, after the seconds that have passed."""
+        self._step = text
+        self._console.print(f"[{self._elapsed():4.0f} s] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, batch: int, phase: Phase) -> None:
+        if self._phase is None:
+            self.step(f"batch {batch} runs")
         self._phase = (batch, phase)
 
     def stopping(self) -> None:
@@ -89,102 +107,114 @@ class Status:
         rows = sum(partition.rows_in for partition in report.partitions)
         totals.batches += 1
         totals.rows += rows
-        totals.changed_bytes += sum(store.commit.changed_bytes for store in stores)
-        totals.uploaded_bytes += sum(store.commit.uploaded_bytes for store in stores)
-        totals.requests += report.driver_requests + sum(s.commit.requests + s.load.requests for s in stores)
-        totals.replayed += sum(store.load.replayed_changelogs for store in stores)
         totals.not_computed += report.outcome is not Outcome.COMPUTED
         totals.commit_milliseconds.extend(s.commit.encode_milliseconds + s.commit.upload_milliseconds for s in stores)
         totals.batch_seconds.append((rows, sum(report.milliseconds.values()) / 1000))
         self._newest = report
-        if not self._console.is_terminal and (totals.batches % _PLAIN_EVERY == 0 or totals.batches == self._stop_after):
-            self._console.print(", ".join(f"{name} {value}" for name, value in self._figures()), soft_wrap=True)
+        if totals.batches == 1:
+            self.step(f"batch {report.batch} is committed")
+            self._look_at_root()
         if self._stop_after is not None and totals.batches >= self._stop_after:
             self.wanted_batches_are_done.set()
 
-    def print_figures_beside(self) -> None:
-        """Print the figures of the processes beside the job if they changed and no live table shows them."""
+    def print_figures(self) -> None:
+        """Without a terminal: print a line if it is due, and the figures beside the job that have changed."""
         if self._live.is_started:
             return
         figures = list(self._beside())
         for name, value in figures:
             if (name, value) not in self._printed_beside:
-                self._console.print(f"{name} {value}", highlight=False, soft_wrap=True)
+                self.step(f"{name}: {value}")
         self._printed_beside = figures
+        if self._newest is not None and self._clock.monotonic_seconds() >= self._line_at:
+            self._line_at = self._clock.monotonic_seconds() + _LINE_SECONDS
+            self.step(self._line(self._newest))
 
     def print_summary(self, closing: Callable[[], str]) -> None:
         """Print the summary of the run."""
-        seconds = self._clock.monotonic_seconds() - self._started
+        self._look_at_root()
         table = Table(
-            title=f"{self._totals.batches} batches in {seconds:.0f} s", title_justify="left", show_header=False
+            title=f"{self._totals.batches} batches in {self._elapsed():.0f} s", title_justify="left", show_header=False
         )
         for name, value in self._figures():
             table.add_row(name, value)
         self._console.print(table)
         self._console.print(closing())
 
+    def _elapsed(self) -> float:
+        return max(0.0, self._clock.now_seconds() - self._started)
+
+    def _look_at_root(self) -> None:
+        # The figures of an earlier look stay while the storage does not reply.
+        with suppress(StatekeeperError):
+            self._root = (self._look and self._look()) or self._root
+
     def _table(self) -> Group:
         table = Table(show_header=False, box=None, padding=(0, 2))
         for name, value in (*self._figures(), *self._beside()):
             table.add_row(name, value)
-        now = (
-            "starting Spark (the first time it fetches Delta's jars)"
-            if self._phase is None
-            else f"batch {self._phase[0]}: {self._phase[1].value}"
-        )
+        now = self._step if self._phase is None else f"batch {self._phase[0]}: {self._phase[1].value}"
         hint = "stopping after this batch" if self._is_stopping else "Ctrl-C stops; run again to continue"
-        return Group(Text(now, style="bold"), table, Text(hint, style="dim"))
+        return Group(Text(f"{now}, {self._elapsed():.0f} s", style="bold"), table, Text(hint, style="dim"))
 
     def _figures(self) -> list[tuple[str, str]]:
-        totals, newest = self._totals, self._newest
+        newest, totals = self._newest, self._totals
         if newest is None:
             return []
-        spent = sum(seconds for _, seconds in totals.batch_seconds) or 1.0
-        rows_per_second = sum(rows for rows, _ in totals.batch_seconds) / spent
-        figures = [
-            ("batch -> version", f"{newest.batch:,} -> {newest.batch + 1:,}"),
-            ("rows/s", f"{rows_per_second:,.0f}"),
-            ("commit ms p50 / p99", _percentiles(list(totals.commit_milliseconds))),
-            ("uploaded / changed", f"{_size(totals.uploaded_bytes)} / {_size(totals.changed_bytes)}"),
-            ("changelogs since the newest snapshot", self._tail(newest)),
-            ("changelogs replayed", f"{totals.replayed:,}"),
-            ("requests", f"{totals.requests:,}"),
-        ]
-        figures.extend(_of_metrics(newest.metrics, self._prices))
+        figures = list(self._main_figures(newest))
+        if len(totals.commit_milliseconds) > 1:
+            cuts = statistics.quantiles(totals.commit_milliseconds, n=100, method="inclusive")
+            figures.append(("commit of a store", f"{cuts[49]:.1f} ms median, {cuts[98]:.1f} ms p99"))
+        figures.extend(_of_metrics(newest.metrics))
         if totals.not_computed:
-            figures.append(("batches found done after a restart", f"{totals.not_computed:,}"))
+            figures.append(("found done at the start", f"{totals.not_computed:,} batches"))
         return figures
 
-    def _tail(self, newest: BatchReport) -> str:
-        commits = [store.commit for partition in newest.partitions for store in partition.stores]
-        if not commits:
-            return "not known yet"
-        lineage = max(commit.lineage_versions for commit in commits) * _LINEAGE_ITEM_BYTES
-        near = " (near the lineage ceiling: take snapshots)" if lineage > LINEAGE_WARN_BYTES else ""
-        return f"{max(commit.tail_changelogs for commit in commits):,}{near}"
+    def _line(self, newest: BatchReport) -> str:
+        """Return the figures that matter most, in less than 150 characters."""
+        rows, batches = self._speed()
+        parts = [f"batch {newest.batch:,}, {rows:,.0f} rows/s, {batches:,.1f} batches/s"]
+        if self._root is not None:
+            parts += [f"state {_size(self._root.size_bytes)}", f"restart now {self._root.restart_seconds:,.1f} s"]
+            parts += [f"maintenance {self._maintenance(self._root)}"]
+        return "; ".join([*parts, f"{newest.metrics.dollars_a_day(self._prices):,.2f} dollars a day"])
+
+    def _main_figures(self, newest: BatchReport) -> Iterator[tuple[str, str]]:
+        rows, batches = self._speed()
+        yield "batch", f"{newest.batch:,}"
+        yield "speed", f"{rows:,.0f} rows/s, {batches:,.1f} batches/s"
+        if self._root is not None:
+            yield "state", f"{_size(self._root.size_bytes)} in {self._root.files:,} files"
+            changelogs = f"{self._root.longest_tail:,} changelogs of a store"
+            yield "restart now", f"{self._root.restart_seconds:,.1f} s for at most {changelogs}"
+            yield "maintenance", self._maintenance(self._root)
+        metrics = newest.metrics
+        if metrics.seconds > 0:
+            writes = metrics.writes * _DAY / metrics.seconds
+            yield "a day", f"{writes:,.0f} writes, {metrics.dollars_a_day(self._prices):,.2f} dollars for requests"
+
+    def _speed(self) -> tuple[float, float]:
+        """Return rows and batches per second of the newest batches, without the time between them."""
+        spent = sum(seconds for _, seconds in self._totals.batch_seconds) or 1.0
+        return sum(rows for rows, _ in self._totals.batch_seconds) / spent, len(self._totals.batch_seconds) / spent
+
+    def _maintenance(self, root: RootFigures) -> str:
+        if root.maintained_seconds is None:
+            return "none yet"
+        return f"{max(0.0, self._clock.now_seconds() - root.maintained_seconds):,.0f} s ago"
 
 
-def _of_metrics(metrics: QueryMetrics, prices: Prices) -> Iterator[tuple[str, str]]:
-    times = " / ".join(f"{one:,.1f}" for one in metrics.record_milliseconds)
+def _of_metrics(metrics: QueryMetrics) -> Iterator[tuple[str, str]]:
     if metrics.record_bytes:
-        size = f"{_size(metrics.record_bytes)} with {metrics.members:,} changelogs"
-        yield "record of a batch, ms p50 / p99 / p999", f"{times}, {size}"
-    yield "dollars a day for requests", f"{metrics.dollars_a_day(prices):,.2f}"
-    if metrics.early_share is not None:
-        yield "uploaded before the commit", f"{metrics.early_share:.0%}"
+        yield "record of a batch", f"{_size(metrics.record_bytes)} with {metrics.members:,} changelogs"
+    if metrics.early_share:
+        yield "uploaded before commit", f"{metrics.early_share:.0%}"
     if metrics.back_pressure_seconds:
         yield "waited for uploads", f"{metrics.back_pressure_seconds:,.1f} s"
     if metrics.hedges_sent:
-        yield "slow requests sent twice / second reply first", f"{metrics.hedges_sent:,} / {metrics.hedges_won:,}"
+        yield "slow requests", f"{metrics.hedges_sent:,} sent twice, second reply first {metrics.hedges_won:,} times"
     if metrics.wait_seconds:
         yield "waited for storage", f"{metrics.wait_seconds:,.0f} s"
-
-
-def _percentiles(values: list[float]) -> str:
-    if len(values) < 2:
-        return "-"
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return f"{cuts[49]:.1f} / {cuts[98]:.1f}"
 
 
 def _size(count: float) -> str:

@@ -36,7 +36,9 @@ from statekeeper.statestore.maintenance.verbs import config
 
 HOST = "127.0.0.1"
 PORT = 3000
+FLEET_HEALTH = "fleet_health"
 _LOOK_SECONDS = 1.0
+_PROBE_SECONDS = 0.2
 LOGS = "process-logs"
 """Folder of the logs below a home."""
 
@@ -49,15 +51,28 @@ _WORKSPACE = """load_from:
 
 @dataclass(frozen=True)
 class Platform:
-    """A running Dagster: the URL of its UI, and its processes."""
+    """A running Dagster: the URL of its UI, its processes, and the folder of their logs."""
 
     url: str
     children: Children
+    logs: Path
+
+    @property
+    def page(self) -> str:
+        """The URL of the page to begin with: the state of all queries, the worst first."""
+        return f"{self.url}/assets/{FLEET_HEALTH}"
 
     def figures(self) -> list[tuple[str, str]]:
         """The rows for the status in the terminal."""
-        troubles = ", ".join(f"{name} {state}" for name, state in self.children.states().items() if state != "up")
-        return [("Dagster", f"{self.url} ({troubles})" if troubles else self.url)]
+        if (troubles := self.troubles()) != "":
+            return [("Dagster", f"{self.page} ({troubles}; logs in {self.logs})")]
+        return [("Dagster", self.page if self._listens() else f"starts; its logs are in {self.logs}")]
+
+    def _listens(self) -> bool:
+        host, _, port = self.url.rpartition("/")[2].partition(":")
+        with socket.socket() as probe:
+            probe.settimeout(_PROBE_SECONDS)
+            return probe.connect_ex((host, int(port))) == 0
 
     def troubles(self) -> str:
         """The processes that are down or were restarted; "" if there are none."""
@@ -97,7 +112,7 @@ def started(home: Path, configuration: Path, *, port: int = PORT, health_cron: s
         workspace.write_text(_WORKSPACE.format(socket=listens))
         environment = _environment(home, configuration.resolve(), health_cron, port)
         with Children(_commands(listens, workspace, home / LOGS, port), environment, SystemClock()) as children:
-            yield Platform(f"http://{HOST}:{port}", children)
+            yield Platform(f"http://{HOST}:{port}", children, home / LOGS)
 
 
 _DAEMON = """\
@@ -157,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(name, lambda *_: stop.set())
     try:
         with started(chosen.home, chosen.config, port=chosen.port) as platform:
-            console.print(f"Dagster: {platform.url}, logs in {chosen.home / LOGS}; Ctrl-C stops it")
+            console.print(f"Dagster: {platform.page}, logs in {chosen.home / LOGS}; Ctrl-C stops it")
             reported = ""
             while not stop.wait(_LOOK_SECONDS):
                 if (troubles := platform.troubles()) != reported:
