@@ -73,7 +73,7 @@ class Status:
         self._step = ""
         self._is_stopping = False
         self._printed_beside: list[tuple[str, str]] = []
-        self._line_at = clock.monotonic_seconds() + _LINE_SECONDS
+        self._line_at = 0.0
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._table, transient=True)
         self._running = ExitStack()
 
@@ -113,6 +113,7 @@ class Status:
         self._newest = report
         if totals.batches == 1:
             self.step(f"batch {report.batch} is committed")
+            self._line_at = self._clock.monotonic_seconds() + _LINE_SECONDS
             self._look_at_root()
         if self._stop_after is not None and totals.batches >= self._stop_after:
             self.wanted_batches_are_done.set()
