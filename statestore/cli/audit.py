@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
 from statekeeper.statestore.cli.roots import several_roots
+from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity, StoreAudit
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
 from statekeeper.statestore.maintenance.verbs.audit import Looked, look
 
+_NAMED_STORES = 3
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 
@@ -125,22 +128,42 @@ def _store_object(store: StoreAudit, garbage: Amount) -> dict[str, Any]:
 def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
     """Print the findings by severity and kind, then one summary line."""
     result = looked.audit
-    shown = result.findings[: tables.ROWS]
-    for (severity, kind), group in itertools.groupby(shown, key=lambda finding: (finding.severity, finding.kind)):
+    problems = _by_problem(result.findings)
+    for (severity, kind), group in itertools.groupby(
+        problems[: tables.ROWS], key=lambda problem: (problem[0].severity, problem[0].kind)
+    ):
         console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", kind.value), soft_wrap=True)
-        for finding in group:
+        for finding, others in group:
             # As plain text: names and errors come from files and may look like markup.
             console.print(Text(f"  {finding.file}: {finding.problem}"), soft_wrap=True)
             console.print(Text(f"    {finding.meaning}"), soft_wrap=True)
+            if others:
+                console.print(Text(f"    the same is true for {_named_stores(others)}"), soft_wrap=True)
             console.print(Text(f"    -> {finding.action}"), soft_wrap=True)
         console.print()
-    if len(result.findings) > tables.ROWS:
-        console.print(f"the worst {tables.ROWS} of {len(result.findings):,} findings; --output json prints all")
+    if len(problems) > tables.ROWS:
+        console.print(f"the worst {tables.ROWS} of {len(problems):,} problems; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
     if result.unproven and not verbose:
         console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
+
+
+def _by_problem(findings: Sequence[Finding]) -> list[tuple[Finding, list[StorePath]]]:
+    """Return a finding for each problem of a file, and the other stores that have it: a batch log belongs to many."""
+    found: dict[tuple[object, ...], tuple[Finding, list[StorePath]]] = {}
+    for one in findings:
+        meaning = one.meaning.replace(f" {one.store} ", " ")
+        known = found.setdefault((one.severity, one.kind, one.file, one.problem, meaning, one.action), (one, []))
+        if one is not known[0] and one.store is not None:
+            known[1].append(one.store)
+    return list(found.values())
+
+
+def _named_stores(stores: Sequence[StorePath]) -> str:
+    named = ", ".join(str(store) for store in stores[:_NAMED_STORES])
+    return f"{counted(len(stores), 'other store')}: {named}{', ...' if len(stores) > _NAMED_STORES else ''}"
 
 
 def _summary(looked: Looked) -> str:

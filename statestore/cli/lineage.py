@@ -10,6 +10,7 @@ from typing import Any
 
 from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.contents.chain import Chain
+from statekeeper.statestore.format import batch_log
 from statekeeper.statestore.format.names import StoreFileKind, VersionId, parse_store_path
 from statekeeper.statestore.maintenance.upkeep.retention import Rule, StoreVerdicts, Verdict
 
@@ -53,7 +54,7 @@ def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
         newest, oldest = together[0].version.version, together[-1].version.version
         span = f"{newest}" if newest == oldest else f"{oldest} .. {newest}"
         size = sum(verdict.size_bytes for one in together for verdict in one.files.values())
-        yield f"{span:>16}  {line}, {size:,} bytes"
+        yield f"{span:>16}  {line}" + (f", {size:,} bytes" if any(one.files for one in together) else "")
     if chain.end and verdicts.base is None:
         yield f"older versions: {chain.end}"
     going = [verdict for verdict in verdicts.files if verdict.rule is Rule.UNNAMED]
@@ -78,8 +79,9 @@ def _line(chain: Chain, one: _Version, verdicts: StoreVerdicts) -> str:
         if one.version.version > chain.versions[0].version:
             return f"{what} of a dead branch, {one.version.id}"
         return f"{what}, older than the lineage"
+    what = what or ("changelog in a batch log" if batch_log.path_of(one.version) else "no file")
     problem = _problem(chain, one.version)
-    return (what or "no file") if problem is None else f"{what or 'no file'}: {problem}"
+    return what if problem is None else f"{what}: {problem}"
 
 
 def _file(verdict: Verdict, kind: StoreFileKind) -> str:

@@ -131,7 +131,7 @@ def test_many_findings_are_counted_and_the_worst_are_shown(root: Path, checkpoin
     (root / names.commits(3)).write_text("")
     result = audit(root)
     assert result.stdout.startswith("ERROR: a commit cannot be read\n  commits/3: is empty")
-    assert "the worst 50 of 61 findings; --output json prints all" in result.stdout
+    assert "the worst 50 of 61 problems; --output json prints all" in result.stdout
     assert len(json.loads(audit(root, "--output", "json").stdout)["findings"]) == 61
 
 

@@ -134,3 +134,17 @@ def test_each_verb_that_reads_a_member_reports_the_object(made: Checkpoint, root
         assert done.exit_code == code, (verb, options, done.output)
         assert log in done.output, (verb, options, done.output)
         assert "is missing" not in done.output, (verb, options, done.output)
+
+
+def test_a_damaged_batch_log_is_one_problem_that_names_the_stores_and_no_changelog_in_another_is_called_a_missing_file(
+    made: Checkpoint, root: Path
+) -> None:
+    log = _damage(made, LISTED["empty"])
+    printed = _run("audit", root).stdout
+    assert printed.count(log) == 2, "an error of its stores and a warning of its own"
+    assert "the same is true for 1 other store: state/0/1" in printed
+    assert json.loads(_run("audit", root, "--output", "json").stdout)["totals"]["errors"] == 2
+    lineage = _run("inspect", root, "--lineage", "0/0").stdout
+    assert "3  changelog in a batch log\n" in lineage
+    assert "no file" not in lineage
+    assert json.loads(_run("inspect", root, "--output", "json").stdout)["stores"][0]["files"] == 0

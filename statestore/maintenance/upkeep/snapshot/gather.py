@@ -21,7 +21,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot.model import (
     SnapshotFacts,
     StoreSnapshotFacts,
 )
-from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.storage import MemberEntry, Storage, at_once
 
 _MEASURED_FROM_BYTES = 1024 * 1024
 """The time of a shorter tail depends more on the requests than on the replay."""
@@ -61,7 +61,7 @@ def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Pro
             facts,
             head=head,
             snapshots=len(of_store.snapshots),
-            files=len(entries),
+            files=sum(not isinstance(entry, MemberEntry) for entry in entries),
             size_bytes=sum(entry.size_bytes for entry in entries),
         )
 

@@ -141,7 +141,8 @@ class StoreSnapshotFacts:
     load                how to load the version of the snapshot; None if it cannot be loaded
     problem             what is wrong with that version or with its snapshot
     stray_sidecar       sidecar with the name of the snapshot, without the snapshot
-    files, size_bytes   all files in the folder of the store
+    files               files in the folder of the store; changelogs in batch logs are in none of them
+    size_bytes          bytes of these files, and of the changelogs in batch logs
     """
 
     store: StorePath
