@@ -5,8 +5,11 @@ It is what `statekeeper --help` needs. The rest of the command line is imported 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
+from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -24,19 +27,45 @@ def errors_as_json(ctx: click.Context, *, wanted: bool) -> None:
     ctx.meta[AS_JSON] = wanted
 
 
+class Group(Enum):
+    """The groups of verbs, in the order of the help."""
+
+    LOOK = "Look (they only read)"
+    KEEP_HEALTHY = "Keep healthy (the query may be running)"
+    RECOVER = "Recover (the query is stopped, and cannot or must not continue as it is)"
+    CHANGE = "Change (the query is stopped, and continues with other state)"
+    MOVE = "Move (the original stays)"
+    SET_UP = "Set up"
+
+
+@dataclass(frozen=True)
+class VerbEntry:
+    """A verb in the help. Verb `x` is the click command `x` of the module `cli.x`.
+
+    line       what tells the verb apart from the others of its group
+    example    a command that can be pasted, without the name of the program
+    """
+
+    name: str
+    group: Group
+    line: str
+    example: str
+
+
 class LazyVerbs(MutableMapping[str, click.Command]):
     """The commands by their names. Reading a command imports its module."""
 
-    def __init__(self, short_help: Mapping[str, str]) -> None:
-        self.short_help = short_help
+    def __init__(self, entries: Sequence[VerbEntry]) -> None:
+        self.entries = {entry.name: entry for entry in entries}
         self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._loaded:
-            if name not in self.short_help:
-                raise KeyError(name)
+            entry = self.entries[name]
             command: click.Command = getattr(import_module(f"statekeeper.statestore.cli.{name}"), name)
-            command.short_help = self.short_help[name]
+            command.short_help = entry.line
+            # `\b`: click keeps the line as it is.
+            command.help = f"\b\n    statekeeper {entry.example}\n\n{cleandoc(command.help or '')}"
             self._loaded[name] = command
         return self._loaded[name]
 
@@ -47,10 +76,10 @@ class LazyVerbs(MutableMapping[str, click.Command]):
         del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.short_help)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self.short_help)
+        return len(self.entries)
 
 
 class Verbs(click.Group):
@@ -58,12 +87,27 @@ class Verbs(click.Group):
 
     commands: LazyVerbs
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs first: a reader looks for one, and then for the rules of all of them."""
+        first, _, rules = cleandoc(self.help or "").partition("\n\n")
+        self.format_usage(ctx, formatter)
+        _write_paragraphs(formatter, first)
+        self.format_commands(ctx, formatter)
+        _write_paragraphs(formatter, rules)
+        click.Command.format_options(self, ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = {name: click.Command(name, short_help=text) for name, text in self.commands.short_help.items()}
-        click.Group(commands=lines).format_commands(ctx, formatter)
+        entries = self.commands.entries.values()
+        width = max(len(entry.name) for entry in entries)
+        for group in Group:
+            lines = [(entry.name.ljust(width), entry.line) for entry in entries if entry.group is group]
+            if lines:
+                with formatter.section(group.value):
+                    formatter.write_dl(lines)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        verbs = sorted((name, text) for name, text in self.commands.short_help.items() if name.startswith(incomplete))
+        entries = sorted(self.commands.entries.values(), key=lambda entry: entry.name)
+        verbs = [(entry.name, entry.line) for entry in entries if entry.name.startswith(incomplete)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(CompletionItem(name, help=text) for name, text in verbs), *options]
 
@@ -88,6 +132,12 @@ class Verbs(click.Group):
             from statekeeper.statestore.cli.common import end_with_error
 
             end_with_error(ctx, error)
+
+
+def _write_paragraphs(formatter: click.HelpFormatter, text: str) -> None:
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(text)
 
 
 def _is_json_requested(args: Sequence[str]) -> bool:

@@ -7,33 +7,49 @@ from pathlib import Path
 import click
 
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
-from statekeeper.statestore.cli.group import LazyVerbs, Verbs
+from statekeeper.statestore.cli.group import Group, LazyVerbs, VerbEntry, Verbs
 
-SHORT_HELP = {
-    "inspect": "Show stores, heads, bases and tails.",
-    "audit": "Verify the integrity of a checkpoint.",
-    "dump": "Show the rows of the state.",
-    "diff": "Compare the state of two versions.",
-    "maintain": "Take snapshots, audit and delete garbage, once or resident.",
-    "snapshot": "Take snapshots of the stores with long tails.",
-    "gc": "Delete files that are no longer needed.",
-    "repair": "Repair files that prevent Spark from starting.",
-    "rewind": "Roll a stopped query back to an earlier batch.",
-    "switch": "Move a checkpoint to the other structure, V1 or V2.",
-    "rescale": "Change the number of partitions.",
-    "convert": "Move a checkpoint to the other state store provider.",
-    "edit": "Delete or correct rows of the state.",
-    "load": "Replace the state by the rows of a savepoint.",
-    "evolve": "Add, drop, widen or rename value columns of a state root.",
-    "clone": "Copy a checkpoint at one batch to another location.",
-    "mirror": "Keep a copy of a checkpoint up to date, to fail over to it.",
-    "savepoint": "Keep the state of a batch, as files or as rows.",
-    "claim": "Make another query the owner of a state root.",
-    "unpack": "Write changelogs of batch logs as files that Spark reads.",
-    "lease": "Show which process maintains a checkpoint.",
-    "config": "Show the policies of each root and where they come from.",
-}
-"""The verbs, with their line in the help of the command. Verb `x` is the click command `x` of the module `cli.x`."""
+_LOOK, _HEALTHY, _RECOVER, _CHANGE, _MOVE, _SET_UP = Group
+_ROOT = "s3://bucket/orders/checkpoint"
+_JOB_ROOT = "s3://bucket/orders/state"
+
+VERBS = (
+    VerbEntry("inspect", _LOOK, "Show the stores, their snapshots and the restart time.", f"inspect {_ROOT}"),
+    VerbEntry("audit", _LOOK, "Verify that the query can restart, and explain damage.", f"audit {_ROOT}"),
+    VerbEntry("dump", _LOOK, "Show the rows of the state.", f"dump {_ROOT} --key user=ann"),
+    VerbEntry("diff", _LOOK, "Show which rows differ between two versions.", f"diff {_ROOT} --from 40 --to 41"),
+    VerbEntry("lease", _LOOK, "Show which process maintains a checkpoint.", f"lease {_ROOT}"),
+    VerbEntry(
+        "maintain", _HEALTHY, "Do all that is due: snapshot, audit, gc. Can stay.", f"maintain {_ROOT} --dry-run"
+    ),
+    VerbEntry("snapshot", _HEALTHY, "Only shorten a restart.", f"snapshot {_ROOT} --mode snapshots"),
+    VerbEntry("gc", _HEALTHY, "Only delete files that no retained version needs.", f"gc {_ROOT}"),
+    VerbEntry("repair", _RECOVER, "Remove what stops Spark, and keep the newest batch.", f"repair {_ROOT}"),
+    VerbEntry("rewind", _RECOVER, "Go back to an earlier batch or time.", f"rewind {_ROOT} --to-batch 1200"),
+    VerbEntry(
+        "claim",
+        _RECOVER,
+        "Continue a state root with another query.",
+        f"claim {_JOB_ROOT} --checkpoint s3://bucket/orders/new-checkpoint",
+    ),
+    VerbEntry("switch", _CHANGE, "Change the structure, V1 or V2.", f"switch {_ROOT} --to v2"),
+    VerbEntry("rescale", _CHANGE, "Change the number of partitions.", f"rescale {_ROOT} --partitions 64"),
+    VerbEntry("convert", _CHANGE, "Change the state store provider.", f"convert {_ROOT} --to rocksdb"),
+    VerbEntry("edit", _CHANGE, "Delete or correct some rows.", f"edit {_ROOT} --operator 0 --delete user=ann"),
+    VerbEntry("load", _CHANGE, "Replace all rows by those of a savepoint.", f"load s3://backup/orders {_ROOT}"),
+    VerbEntry("evolve", _CHANGE, "Change the columns of a state root.", f"evolve {_JOB_ROOT} --schema columns.toml"),
+    VerbEntry("clone", _MOVE, "Copy one batch once, to start a query from it.", f"clone {_ROOT} s3://test/orders"),
+    VerbEntry("mirror", _MOVE, "Keep a copy up to date, to fail over to it.", f"mirror {_ROOT} s3://replica/orders"),
+    VerbEntry(
+        "savepoint",
+        _MOVE,
+        "Keep a labeled batch forever, as files or as rows.",
+        f"savepoint {_ROOT} s3://backup/orders --label before-upgrade",
+    ),
+    VerbEntry("unpack", _MOVE, "Write batch logs as files that Spark can read.", f"unpack {_JOB_ROOT}"),
+    VerbEntry("config", _SET_UP, "Show the policies and where they come from.", "config check"),
+)
+"""The verbs of the command, in the order of its help."""
 
 
 def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -43,7 +59,7 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
     return path
 
 
-@click.group(cls=Verbs, commands=LazyVerbs(SHORT_HELP), context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, commands=LazyVerbs(VERBS), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="statekeeper", prog_name="statekeeper")
 @click.option(
     "--config",
@@ -56,25 +72,13 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    gc, repair, rewind, switch, rescale, convert, edit, load, evolve, claim and savepoint --delete show a plan. They change
-    nothing unless you add --apply.
+    Act at once: maintain, snapshot, clone, mirror, savepoint and unpack. To see only their plan, add --dry-run. Also
+    --undo, --abort and lease --break act at once.
 
-    maintain runs immediately, within the mode of each ROOT. It takes snapshots, and deletes files that gc would delete.
+    Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
 
-    snapshot, clone, mirror, savepoint and unpack run immediately: they need no --apply. To see their plan and change
-    nothing, add --dry-run. They only add files. Exception: mirror deletes old copies in the mirror.
-
-    --undo, --abort and lease --break also run immediately. All other commands only read.
-
-    A native query uses Spark's own stateful operators and Spark's RocksDB state store. A job on pipelines is a PySpark
-    job that uses the stateful operator of Statekeeper's Python package pipelines.
-
-    The mode of ROOT also limits the changes. The default mode of a native query is observe: snapshot is rejected unless you
-    add --mode snapshots, and gc --apply unless you add --mode full. You can also set the mode in statekeeper.toml.
-
-    Only a mode that statekeeper.toml sets for ROOT limits repair, rewind, switch, rescale, convert, edit, load, evolve and
-    claim. With observe or snapshots there, --apply, --undo and --abort are rejected. If statekeeper.toml sets no mode,
-    these commands are allowed, although the default mode of a native query is observe.
+    Mode: for a native query, snapshot needs --mode snapshots, and gc --apply needs --mode full, unless statekeeper.toml
+    sets a mode.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run
     holds the lease, 12 unknown format, 13 rejected as unsafe (refused_as_unsafe), 130 interrupted.
