@@ -20,7 +20,8 @@ from statekeeper.statestore.base.messages import counted, with_next
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
-from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity, explanations
+from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from statekeeper.statestore.maintenance.verbs.audit import described
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
@@ -32,39 +33,6 @@ from statekeeper.statestore.maintenance.verbs.snapshot import (
     long_tail,
 )
 
-_LOGS = frozenset(
-    {
-        FindingKind.COMMIT_MISSING,
-        FindingKind.COMMIT_UNREADABLE,
-        FindingKind.COMMIT_UNKNOWN_ID,
-        FindingKind.COMMIT_AT_ODDS,
-        FindingKind.COMMITS_MIXED,
-        FindingKind.HALF_SWITCHED,
-        FindingKind.FORMAT_FLIPPED,
-        FindingKind.PARTITIONS_CHANGED,
-        FindingKind.OFFSETS_MISSING,
-        FindingKind.OFFSETS_UNREADABLE,
-        FindingKind.OFFSETS_AT_ODDS,
-        FindingKind.SOURCE_LOG_DAMAGED,
-        FindingKind.LOG_IN_THE_WAY,
-        FindingKind.OFFSETS_AHEAD,
-        FindingKind.BATCHES_SKIPPED,
-        FindingKind.DESCRIPTION_MISSING,
-        FindingKind.DESCRIPTION_UNREADABLE,
-        FindingKind.DESCRIPTION_AT_ODDS,
-        FindingKind.DESCRIPTION_MOVED,
-        FindingKind.DESCRIPTION_CHANGED,
-        FindingKind.TWO_OPERATORS,
-        FindingKind.STORE_UNDESCRIBED,
-        FindingKind.NAME_STOPS_LOADS,
-        FindingKind.NAME_STOPS_CLEANUP,
-        FindingKind.FOREIGN_FILE,
-        FindingKind.NOT_A_FILE,
-    }
-)
-_CEILING = frozenset({FindingKind.NEAR_CEILING})
-
-
 TAIL_IS_SHORT = Check(
     "tail_is_short",
     "After the pass, the tail of every store is shorter than the policy's `snapshot.changelogs`. Red: a restart replays "
@@ -72,20 +40,20 @@ TAIL_IS_SHORT = Check(
     "In mode observe, Statekeeper takes no snapshots.",
 )
 LINEAGE_IS_GAPLESS = Check(
-    "lineage_is_gapless",
+    explanations.LINEAGE_IS_GAPLESS,
     "Every retained version of every store can be loaded: its changelogs and snapshots exist, are readable and form an "
     "unbroken lineage. Red: versions are lost, or depend on a single file. The finding names the file and the "
     "newest batch that can be restored. Restore the file from a backup; until then, retention deletes nothing.",
     blocking=True,
 )
 COMMIT_LOG_MATCHES_FILES = Check(
-    "commit_log_matches_files",
+    explanations.COMMIT_LOG_MATCHES_FILES,
     "The commit log has no gap, each batch has its offsets, and the metadata of the checkpoint agrees with them. Red: the "
     "query may not start, or some batches can no longer be restored. Follow the action of the finding; it names the file.",
     blocking=True,
 )
 FAR_FROM_LINEAGE_CEILING = Check(
-    "far_from_lineage_ceiling",
+    explanations.FAR_FROM_LINEAGE_CEILING,
     "The lineage in the next changelog is far from the 65,535 bytes that Spark can read. Red: the query stops after the "
     "number of commits in the finding. Take snapshots of all stores: `statekeeper snapshot QUERY --all`.",
 )
@@ -228,9 +196,7 @@ def retention_floor_is_kept(planned: RetentionPlan, after: Audit, query: OpenedQ
 
 def check_of(kind: FindingKind) -> str:
     """The check that a kind of finding turns red."""
-    if kind in _CEILING:
-        return FAR_FROM_LINEAGE_CEILING.name
-    return COMMIT_LOG_MATCHES_FILES.name if kind in _LOGS else LINEAGE_IS_GAPLESS.name
+    return EXPLANATIONS[kind].check
 
 
 def _result(

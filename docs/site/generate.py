@@ -19,15 +19,15 @@ from mkdocs.structure.pages import Page
 
 from statekeeper.statestore.base import errors
 from statekeeper.statestore.base.durations import duration_text
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError, action_of, drawn_tree, error_classes
 from statekeeper.statestore.cli import main as command
+from statekeeper.statestore.maintenance.upkeep.audit.explanations import CHECKS, EXPLANATIONS
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Parent
 
 _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
 _DECISIONS = "decisions"
-_BRANCH = re.compile(r"[│├└─ ]+(?P<name>[A-Z]\w+) +(?P<exit>\d+) +(?P<code>\w+)(?: +(?P<action>.*))?")
 _EXIT_CODE = re.compile(r"(?P<code>\d+) (?P<meaning>[^,.]+)")
 _ROOT_KEYS = {
     "url": (
@@ -119,20 +119,6 @@ def _list_of_decisions(docs: Path) -> Iterator[str]:
         yield f"* [{title}]({path.name})"
 
 
-def error_classes(of: type[StatekeeperError] = StatekeeperError) -> Iterator[type[StatekeeperError]]:
-    """Yield the error classes, parents before children, in the order of their definition."""
-    for kind in of.__subclasses__():
-        if kind.__module__ == errors.__name__:
-            yield kind
-            yield from error_classes(kind)
-
-
-def drawn_tree() -> dict[str, tuple[int, str, str]]:
-    """Return the tree in the docstring of `errors`: class -> (exit code, code, action)."""
-    lines = (_BRANCH.fullmatch(line) for line in (errors.__doc__ or "").splitlines())
-    return {one["name"]: (int(one["exit"]), one["code"], one["action"] or "") for one in lines if one is not None}
-
-
 def _exit_codes(_: Path) -> Iterator[str]:
     said = re.search(r"Exit codes: (.*?)\.", command.help or "", re.DOTALL)
     if said is None:
@@ -145,7 +131,6 @@ def _exit_codes(_: Path) -> Iterator[str]:
 
 
 def _errors(_: Path) -> Iterator[str]:
-    actions = drawn_tree()
     for kind in error_classes():
         parents = [one for one in kind.__mro__[1:] if issubclass(one, StatekeeperError)][:-1]
         # A heading for each, so that the code of an error in a log is found by the page's own search.
@@ -157,12 +142,28 @@ def _errors(_: Path) -> Iterator[str]:
         yield ""
         yield " ".join((kind.__doc__ or "").split())
         yield ""
-        if kind.__name__ not in actions:
+        if kind.__name__ not in drawn_tree():
             raise PluginError(f"{kind.__name__} is missing in the tree in the docstring of statestore/base/errors.py")
-        _exit, _code, action = actions[kind.__name__]
-        if action:
-            yield f"**What to do**: {action}."
-            yield ""
+        yield f"**What to do**: {action_of(kind)}."
+        yield ""
+
+
+def _findings_of(check: str) -> Callable[[Path], Iterator[str]]:
+    """Explain the kinds of findings that turn a check red."""
+
+    def sections(_: Path) -> Iterator[str]:
+        for kind, one in EXPLANATIONS.items():
+            if one.check != check:
+                continue
+            # A heading for each, so that the code of a finding is found by the page's own search.
+            yield from (f"### `{kind.code}`: {kind.value} {{ #{kind.code} }}", "", one.meaning, "")
+            yield f"* **Usual causes**: {' '.join(one.causes)}"
+            yield f"* **What still works**: {one.works}"
+            yield from (f"* **Next**: {one.action}", "")
+            if one.commands:
+                yield from ("```", *one.commands, "```", "")
+
+    return sections
 
 
 def _anchor(kind: type[StatekeeperError]) -> str:
@@ -263,6 +264,7 @@ _GENERATORS: dict[str, Callable[[Path], Iterator[str] | Sequence[str]]] = {
     "decisions": _list_of_decisions,
     "errors": _errors,
     "exit codes": _exit_codes,
+    **{f"findings of {check.replace('_', ' ')}": _findings_of(check) for check in CHECKS},
     "repartitions": _matrix("repartition", lambda result: _minor(result["to"])),
     "clones": _matrix("clone", lambda result: _minor(result["to"])),
     "edits": _matrix("edit", lambda result: _minor(result["to"])),

@@ -7,16 +7,16 @@
     │   └── UnsupportedProvider           12  unsupported_provider    convert the checkpoint to RocksDB
     ├── NotACheckpoint                    10  not_a_checkpoint        give another path
     ├── StorageError                       1  storage                 check the storage, try again
-    │   ├── ObjectMissing                  1  object_missing
-    │   ├── AlreadyExists                  1  already_exists          another process was first
+    │   ├── ObjectMissing                  1  object_missing          run an audit, which names the next step
+    │   ├── AlreadyExists                  1  already_exists          run it again: another process was first
     │   ├── SourceChanged                  1  source_changed          run the copy again
     │   ├── NoExclusiveCreate              1  no_exclusive_create     use a storage that supports If-None-Match
     │   ├── NotAFile                       1  not_a_file              replace the link or device by a regular file
     │   ├── UnsafePath                     1  unsafe_path             correct the path, or restore the file that names it
-    │   ├── BucketMissing                  1  bucket_missing
+    │   ├── BucketMissing                  1  bucket_missing          correct the URL, or create the bucket
     │   └── AccessDenied                   1  access_denied           give or correct credentials
-    ├── LocalStateError                    1  local_state             the local copy on a host; storage is not affected
-    │   ├── LocalStateDamaged              1  local_state_damaged     it is rebuilt automatically
+    ├── LocalStateError                    1  local_state             run it again: the copy in storage is not affected
+    │   ├── LocalStateDamaged              1  local_state_damaged     run it again: the next load rebuilds it
     │   ├── LocalStateLocked              11  local_state_locked      wait for the other process
     │   └── LocalDiskFull                  1  local_disk_full         free space or raise the quota
     ├── VersionNotLoadable                 1  version_not_loadable    restore the file, or roll back to the named version
@@ -32,15 +32,15 @@
     │   └── UnknownPartitioning           13  unknown_partitioning    keep the number of partitions, or start a new query
     ├── HalfSwitched                      13  half_switched           finish or reverse the switchover
     ├── RefusedBatch                      13  refused_batch           restore the matching state, or use a new root
-    │   ├── ForeignRoot                   13  foreign_root
-    │   ├── RootLost                      13  root_lost
+    │   ├── ForeignRoot                   13  foreign_root            start the query that owns the root, or claim it
+    │   ├── RootLost                      13  root_lost               restore the root, or start a new query and root
     │   ├── BatchConflict                 13  batch_conflict          stop the other driver
     │   ├── OtherStructure                13  other_structure         switch the root, or start the job with its structure
-    │   ├── SinkConflict                  13  sink_conflict
+    │   ├── SinkConflict                  13  sink_conflict           start the job as it was until the batch commits
     │   ├── SinkChanged                   13  sink_changed            restore the sink, or accept its current state
     │   ├── UnsafeSink                    13  unsafe_sink             change the sink's configuration
     │   └── UnsupportedTable              13  unsupported_table       let Spark write the table
-    ├── FailedBatch                        1  failed_batch            Spark retries it
+    ├── FailedBatch                        1  failed_batch            wait: Spark runs the batch again
     │   ├── BaseIdMismatch                 1  base_id_mismatch
     │   ├── PartitionMissing               1  partition_missing
     │   └── ForeignBlock                   1  foreign_block
@@ -62,11 +62,14 @@ next command.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import ClassVar
 
 from statekeeper.statestore.base.redaction import printable, redacted
 
+_BRANCH = re.compile(r"[│├└─ ]+(?P<name>[A-Z]\w+) +(?P<exit>\d+) +(?P<code>\w+)(?: +(?P<action>.*))?")
 _FIND_DAMAGE = "to find the damage, run: statekeeper audit ROOT"
 
 
@@ -465,3 +468,24 @@ class PortInUse(StatekeeperError):
 
 DAMAGES: tuple[type[StatekeeperError], ...] = (CorruptFile, UnknownFormatVersion, VersionNotLoadable)
 """Errors that a retry does not resolve, because files are damaged."""
+
+
+def error_classes(of: type[StatekeeperError] = StatekeeperError) -> Iterator[type[StatekeeperError]]:
+    """Yield the error classes of this module, parents before children, in the order of their definition."""
+    for kind in of.__subclasses__():
+        if kind.__module__ == __name__:
+            yield kind
+            yield from error_classes(kind)
+
+
+@cache
+def drawn_tree() -> dict[str, tuple[int, str, str]]:
+    """Return the tree in the docstring of this module: class -> (exit code, code, action)."""
+    lines = (_BRANCH.fullmatch(line) for line in (__doc__ or "").splitlines())
+    return {one["name"]: (int(one["exit"]), one["code"], one["action"] or "") for one in lines if one is not None}
+
+
+def action_of(kind: type[StatekeeperError]) -> str:
+    """Return the action that the tree requires for a class: its own, or that of the class above."""
+    drawn = (drawn_tree().get(one.__name__, (0, "", ""))[2] for one in kind.__mro__)
+    return next(filter(None, drawn), "")

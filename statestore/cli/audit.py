@@ -16,7 +16,15 @@ from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, progress_bar, scratch_option
+from statekeeper.statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    output_option,
+    pasteable,
+    progress_bar,
+    scratch_option,
+)
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.provider import Provider
@@ -148,6 +156,9 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
+    if shown:
+        explained = pasteable(f"statekeeper explain {shown[0].kind.code} ROOT")
+        console.print(Text(f"the worst finding is explained by: {explained}"), soft_wrap=True)
 
 
 def _by_problem(findings: Sequence[Finding]) -> list[tuple[Finding, list[StorePath]]]:

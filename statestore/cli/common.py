@@ -200,8 +200,13 @@ def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
     ctx.meta[_ROOT] = spec = with_options(ctx, root.spec)
-    ctx.meta[_NAME] = name
+    name_root(ctx, name)
     return _opened(spec, root)
+
+
+def name_root(ctx: click.Context, name: str) -> None:
+    """Make the commands in messages name this root."""
+    ctx.meta[_NAME] = name
 
 
 def open_destination(ctx: click.Context, name: str) -> Opened:
@@ -269,18 +274,21 @@ def _limit_option(name: str, least_mib: int, of: str) -> Callable[[Callable[...,
     )
 
 
+endpoint_option = click.option(
+    "--endpoint-url",
+    metavar="URL",
+    is_eager=True,
+    expose_value=False,
+    callback=_endpoint,
+    help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
+)
+
+
 def storage_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that belong to the URL of a root."""
     command = _limit_option("object", 64, "object that is held in memory as a whole, for example a commit")(command)
     command = _limit_option("record", 8, "value of a changelog, with its key,")(command)
-    return click.option(
-        "--endpoint-url",
-        metavar="URL",
-        is_eager=True,
-        expose_value=False,
-        callback=_endpoint,
-        help="Endpoint of an S3-compatible object store, for example http://127.0.0.1:9000.",
-    )(command)
+    return endpoint_option(command)
 
 
 def root_argument(command: Callable[..., None]) -> Callable[..., None]:

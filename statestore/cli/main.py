@@ -18,6 +18,7 @@ VERBS = (
     VerbEntry("audit", _LOOK, "Verify that the query can restart, and explain damage.", f"audit {_ROOT}"),
     VerbEntry("dump", _LOOK, "Show the rows of the state.", f"dump {_ROOT} --key user=ann"),
     VerbEntry("diff", _LOOK, "Show which rows differ between two versions.", f"diff {_ROOT} --from 40 --to 41"),
+    VerbEntry("explain", _LOOK, "Explain the code of a finding or an error.", "explain changelog_missing"),
     VerbEntry("lease", _LOOK, "Show which process maintains a checkpoint.", f"lease {_ROOT}"),
     VerbEntry(
         "maintain", _HEALTHY, "Do all that is due: snapshot, audit, gc. Can stay.", f"maintain {_ROOT} --dry-run"

@@ -24,12 +24,13 @@ import statekeeper.statestore
 from statekeeper.assets.checks import check_of
 from statekeeper.assets.definitions import build
 from statekeeper.statestore.base.durations import parse_duration
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import action_of, drawn_tree, error_classes
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.cli import main
 from statekeeper.statestore.cli.common import RenamedOption
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
 from statekeeper.statestore.maintenance.verbs import config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -130,10 +131,10 @@ def test_the_page_of_a_check_names_its_asset_and_whether_it_blocks(
 
 
 @pytest.mark.parametrize("what", FindingKind, ids=lambda what: what.code)
-def test_each_kind_of_finding_is_on_the_page_of_its_check(what: FindingKind) -> None:
-    row = f"| `{what.code}` | {what.value} |"
-    pages = [page.stem for page in (DOCS / "checks").glob("*.md") if row in page.read_text()]
-    assert pages == [check_of(what)]
+def test_each_kind_of_finding_is_explained_on_the_page_of_its_check(what: FindingKind, site: Path) -> None:
+    pages = {page.stem: _Page(page) for page in (site / "checks").glob("*.html")}
+    assert [name for name, page in pages.items() if what.code in page.anchors] == [check_of(what)]
+    assert EXPLANATIONS[what].meaning.replace("`", "") in pages[check_of(what)].text
 
 
 # -- Spark's releases ---------------------------------------------------------------------------------------------------
@@ -153,25 +154,24 @@ def test_the_page_shows_the_last_run_of_the_interop_matrix_with_its_failures(sit
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_error_is_listed_with_its_code_and_exit_code(site: Path, generate: ModuleType) -> None:
+def test_each_error_is_listed_with_its_code_and_exit_code(site: Path) -> None:
     page = _Page(site / "reference" / "errors.html")
-    kinds = list(generate.error_classes())
+    kinds = list(error_classes())
     assert len(kinds) > 30
     for kind in kinds:
         assert f"statekeeper.statestore.base.errors.{kind.__name__}" in page.anchors
         assert f"{kind.code}, exit code {kind.exit_code}" in page.text
 
 
-def test_the_documented_tree_of_errors_matches_the_classes(generate: ModuleType) -> None:
-    raised: dict[str, tuple[int, str]] = {
-        kind.__name__: (kind.exit_code, kind.code) for kind in generate.error_classes(StatekeeperError)
-    }
-    assert {name: (exit_code, code) for name, (exit_code, code, _) in generate.drawn_tree().items()} == raised
+def test_the_documented_tree_of_errors_matches_the_classes() -> None:
+    raised = {kind.__name__: (kind.exit_code, kind.code) for kind in error_classes()}
+    assert {name: (exit_code, code) for name, (exit_code, code, _) in drawn_tree().items()} == raised
+    assert [kind for kind in error_classes() if not action_of(kind)] == []
 
 
-def test_each_exit_code_of_an_error_is_explained(site: Path, generate: ModuleType) -> None:
+def test_each_exit_code_of_an_error_is_explained(site: Path) -> None:
     explained = {int(found) for found in re.findall(r"(\d+) [a-z]", (main.help or "").partition("Exit codes:")[2])}
-    assert {kind.exit_code for kind in generate.error_classes()} <= explained
+    assert {kind.exit_code for kind in error_classes()} <= explained
 
 
 # -- command line, configuration, Python -------------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""`statekeeper explain`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+
+from statekeeper.statestore.base import errors
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.cli import tables
+from statekeeper.statestore.cli.common import (
+    Output,
+    complete_root,
+    endpoint_option,
+    name_root,
+    output_option,
+    pasteable,
+)
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
+
+_FINDINGS = {kind.code: kind for kind in FindingKind}
+_ERRORS = {kind.code: kind for kind in errors.error_classes()}
+_CODES = sorted({*_FINDINGS, *_ERRORS})
+
+
+def _code(_: click.Context, __: click.Parameter, given: str | None) -> str | None:
+    if given is None:
+        return None
+    code = given.lower().replace("-", "_")
+    if code in _CODES:
+        return code
+    near = difflib.get_close_matches(code, _CODES, n=3, cutoff=0.5) or [one for one in _CODES if code in one][:3]
+    most_alike = f"the nearest codes are {', '.join(near)}" if near else "no code is like it"
+    raise click.BadParameter(f"there is no code {given!r}: {most_alike}. To list all codes, run: statekeeper explain")
+
+
+@click.command()
+@click.argument(
+    "code",
+    metavar="[CODE]",
+    required=False,
+    callback=_code,
+    shell_complete=lambda _, __, typed: [one for one in _CODES if one.startswith(typed)],
+)
+@click.argument("root", required=False, shell_complete=complete_root)
+@endpoint_option
+@output_option
+def explain(code: str | None, root: str | None, output: Output) -> None:
+    """Explain the code of a finding or an error: its meaning, the usual causes, and the next command.
+
+    explain only reads: it opens no checkpoint. The audit prints the code of its worst finding, and with --output json the
+    code of each finding. An error begins with its code. With ROOT, the commands name this checkpoint.
+
+    Without CODE, explain lists all codes.
+    """
+    if code is None:
+        output.show(_all(), _print_all)
+        return
+    if root is not None:
+        name_root(click.get_current_context(), root)
+    found = list(_explained(code))
+    output.show({"code": code, "explanations": found}, lambda console: _print(console, code, found))
+
+
+def _all() -> dict[str, Any]:
+    return {
+        "findings": [{"code": code, "title": kind.value} for code, kind in _FINDINGS.items()],
+        "errors": [
+            {"code": code, "title": _first_sentence(kind), "exit_code": kind.exit_code}
+            for code, kind in _ERRORS.items()
+        ],
+    }
+
+
+def _explained(code: str) -> Iterator[dict[str, Any]]:
+    """Yield the explanations of a code: of a finding, of an error, or of both."""
+    if code in _FINDINGS:
+        kind = _FINDINGS[code]
+        one = EXPLANATIONS[kind]
+        yield {
+            "of": "finding",
+            "title": kind.value,
+            "meaning": one.meaning,
+            "causes": list(one.causes),
+            "works": one.works,
+            "action": one.action,
+            "commands": list(map(pasteable, one.commands)),
+            "page": f"docs/checks/{one.check}.md#{code}",
+        }
+    if code in _ERRORS:
+        error = _ERRORS[code]
+        action = errors.action_of(error)
+        yield {
+            "of": "error",
+            "title": f"exit code {error.exit_code}",
+            "meaning": _text(error),
+            "causes": [],
+            "works": None,
+            "action": f"{action[:1].upper()}{action[1:]}. The message of the error has the next command.",
+            "commands": [],
+            "page": f"docs/reference/errors.md#{errors.__name__}.{error.__name__}",
+        }
+
+
+def _text(error: type[StatekeeperError]) -> str:
+    return " ".join((error.__doc__ or "").split())
+
+
+def _first_sentence(error: type[StatekeeperError]) -> str:
+    return _text(error).partition(". ")[0].removesuffix(".")
+
+
+def _print(console: Console, code: str, found: list[dict[str, Any]]) -> None:
+    for one in found:
+        console.print(tables.plain(f"{code} ({one['of']}): {one['title']}"), soft_wrap=True)
+        parts = {"Meaning": one["meaning"], "Usual causes": " ".join(one["causes"]), "What still works": one["works"]}
+        for name, text in {**parts, "Next": one["action"]}.items():
+            if text:
+                console.print()
+                console.print(tables.plain(f"{name}: {text.replace('`', '')}"))
+        if one["commands"]:
+            console.print()
+        for command in one["commands"]:
+            console.print(tables.plain(f"    {command}"), soft_wrap=True)
+        console.print()
+        console.print(tables.plain(f"Page: {one['page']}"), soft_wrap=True)
+        if one is not found[-1]:
+            console.print()
+
+
+def _print_all(console: Console) -> None:
+    listed = _all()
+    width = max(map(len, _CODES))
+    for headline, of in (("findings of the audit:", listed["findings"]), ("errors:", listed["errors"])):
+        console.print(headline)
+        for one in of:
+            console.print(tables.plain(f"  {one['code']:{width}}  {one['title']}"), soft_wrap=True)
+        console.print()
+    console.print("to explain a code, run for example: statekeeper explain changelog_missing", soft_wrap=True)
