@@ -9,10 +9,12 @@ are a table: Dagster plots numbers, and one plot has the evaluations of all quer
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import dagster as dg
 
 from statekeeper.assets import metadata
+from statekeeper.assets.launches import for_launchpad
 from statekeeper.assets.names import Check
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
@@ -107,7 +109,7 @@ def nothing_left_half_switched(journal: RewriteJournal | None, query: OpenedQuer
         description = with_next(
             f"The {begun.described} at batch {begun.batch} is incomplete: {made:,} of {stores:,} stores have "
             "their snapshots. Do not start the query.",
-            query.command(begun.rewrite.value, *begun.goal, "--apply", "--confirm-stopped"),
+            for_launchpad(begun.finishing, query),
         )
     return dg.AssetCheckResult(
         check_name=NOTHING_LEFT_HALF_SWITCHED.name,
@@ -151,7 +153,7 @@ def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckRe
     lost = sum(len(store.lost) for store in found.stores)
     by_check: dict[str, list[Finding]] = {spec.name: [] for spec in LINEAGE_CHECKS}
     for finding in found.findings:
-        by_check[check_of(finding.kind)].append(finding)
+        by_check[check_of(finding.kind)].append(in_dagster(finding, query))
     values: dict[str, dict[str, Figure]] = {
         LINEAGE_IS_GAPLESS.name: {"loadable_versions": found.versions - lost, "lost_versions": lost},
         COMMIT_LOG_MATCHES_FILES.name: {"version": 0 if found.batch is None else found.batch + 1},
@@ -197,6 +199,12 @@ def retention_floor_is_kept(planned: RetentionPlan, after: Audit, query: OpenedQ
 def check_of(kind: FindingKind) -> str:
     """The check that a kind of finding turns red."""
     return EXPLANATIONS[kind].check
+
+
+def in_dagster(finding: Finding, query: OpenedQuery) -> Finding:
+    """The finding with launches and commands for a person in Dagster."""
+    meaning, action = for_launchpad(finding.meaning, query), for_launchpad(finding.action, query)
+    return replace(finding, meaning=meaning, action=action)
 
 
 def _result(

@@ -138,6 +138,8 @@ def build_definitions(
             scratch=str(scratch or tempfile.gettempdir()),
             worker=Worker(),
             name=name,
+            job_prefix=names.prefix,
+            has_rewrites=rewrites,
             quiet_seconds=quiet_seconds,
             queries_per_run=queries_per_run,
             kept_tables_mib=kept_tables_mib,

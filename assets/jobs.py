@@ -9,13 +9,10 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from statekeeper.assets.maintenance import MAINTAIN_QUERY, Maintenance
-from statekeeper.assets.names import Names
+from statekeeper.assets.names import Names, job_of
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 """Ends runs that hang."""
-
-_NAMES = {"checkpoint_format": "switch_checkpoint"}
-"""The name of the job of an asset, if it is not that of the asset with the suffix `_checkpoint`."""
 
 AssetJob: TypeAlias = Any
 """The result of `define_asset_job`, whose type Dagster does not export."""
@@ -63,7 +60,7 @@ def jobs(
         """The job with which a person launches an asset. It has no limit on its runtime."""
         purpose = str(asset.specs_by_key[asset.key].description).partition(". ")[0]
         described = f"{purpose}. Launch it by hand. It only plans unless the launchpad sets do: APPLY."
-        return job(_NAMES.get(name, f"{name}_checkpoint"), asset, description=described)
+        return job(job_of(name), asset, description=described)
 
     return Jobs(
         maintain_queries=maintenance.job,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -11,15 +13,21 @@ import dagster as dg
 from pydantic import Field, create_model
 
 from statekeeper.assets import metadata
+from statekeeper.assets.names import job_of
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import without_root
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
+from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.options import Option, options_of
+from statekeeper.statestore.maintenance.verbs.rewrite import Convert, Evolve, Load, Rescale
+from statekeeper.statestore.maintenance.verbs.switch import Switch
 
 
 class Do(Enum):
@@ -166,9 +174,93 @@ _OPTIONS = {
 _ADD_OPTION = re.compile(rf"\b(?P<verb>add|with|use) --(?P<option>{'|'.join(_OPTIONS)})\b")
 
 
+_LAUNCHED: Mapping[str, tuple[type, str]] = {
+    Switch.name: (Switch, "checkpoint_format"),
+    Rescale.name: (Rescale, "rescale"),
+    Convert.name: (Convert, "convert"),
+    Edit.name: (Edit, "edit"),
+    Load.name: (Load, "load"),
+    Evolve.name: (Evolve, "evolve"),
+    Clone.name: (Clone, "clone"),
+}
+"""The verbs that a person launches as a job, with their assets."""
+
+_ACTIONS = {"--apply": {"do": "APPLY"}, "--abort": {"do": "ABORT"}, "--confirm-stopped": {"confirm_stopped": True}}
+"""The keys of the launchpad for the flags that execute a plan."""
+
+_COMMAND = re.compile(r"(?:\brun: )?\bstatekeeper (?P<verb>[a-z]+)(?= )")
+_WORD = re.compile(r" (?P<word>'[^']*'|\S+?)(?P<end>[.,;:)]*(?=\s|$))")
+
+
 def for_launchpad(text: str, query: OpenedQuery) -> str:
     """Return a message of the library for a person at the launchpad: with its keys instead of the options of the command
-    line, and with commands that can be pasted."""
+    line, with launches instead of the commands of a verb that has a job, and with other commands that can be pasted."""
+    text = without_root(text, query.storage.url)
+    shown, place = "", 0
+    for found in _COMMAND.finditer(text):
+        launched = _launched(found["verb"], text[found.end() :], query)
+        if launched is not None:
+            launch, length = launched
+            shown, place = f"{shown}{text[place : found.start()]}{launch}", found.end() + length
+    text = shown + text[place:]
     verbs = {"add": "set", "with": "with", "use": "set"}
     text = _ADD_OPTION.sub(lambda found: f"{verbs[found['verb']]} {_OPTIONS[found['option']]}", text)
     return query.pasteable(text)
+
+
+def _launched(verb: str, rest: str, query: OpenedQuery) -> tuple[str, int] | None:
+    """Return the launch of a command, and how much of `rest`, the text after its verb, the command is. None for a command
+    without a job."""
+    of_verb, asset = _LAUNCHED.get(verb, (None, ""))
+    if of_verb is None or not (query.has_rewrites or of_verb is Clone):
+        return None
+    options = {one.flag or f"--{one.name.replace('_', '-')}": one for one in options_of(of_verb) if one.flag != ""}
+    unnamed = [one for one in options_of(of_verb) if one.flag == ""]
+    config: dict[str, Any] = {}
+    length, names_root, asked = 0, False, ""
+    for found in _WORD.finditer(rest):
+        word = shlex.split(found["word"])[0] if found["word"].startswith("'") else found["word"]
+        if found.start() != length:
+            break
+        if asked:
+            config |= (
+                {"undo_run": word} if asked == "--undo" else {options[asked].name: _value(options[asked], word, config)}
+            )
+            asked = ""
+        elif word in _ACTIONS:
+            config |= _ACTIONS[word]
+        elif word == "--undo":
+            config["do"], asked = "UNDO", word
+        elif word in options and options[word].kind is bool:
+            config[options[word].name] = True
+        elif word in options:
+            asked = word
+        elif word == "ROOT":
+            names_root = True
+        elif unnamed and not word.startswith("--"):
+            config[unnamed.pop(0).name] = word
+        else:
+            break
+        length = found.start("end")
+        if found["end"]:
+            break
+    if not names_root or asked:
+        return None
+    ops = (
+        json.dumps({"ops": {f"{query.job_prefix}{asset}": {"config": config}}})
+        if config
+        else "the default configuration"
+    )
+    return f"launch the job {query.job_prefix}{job_of(asset)} for {query.name} with {ops}", length
+
+
+def _value(one: Option, word: str, config: Mapping[str, Any]) -> Any:
+    """Return the value of an option as the launchpad writes it."""
+    if one.kind is Spark:
+        return ForSpark(word).name
+    if one.choices is not None:
+        return one.choices[word].name
+    if issubclass(one.kind, Mapping):
+        key, _, value = word.partition("=")
+        return {**config.get(one.name, {}), key: value}
+    return int(word) if one.kind is int and word.isdecimal() else word

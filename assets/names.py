@@ -21,8 +21,15 @@ Translate: TypeAlias = Callable[[dg.AssetSpec], dg.AssetSpec]
 
 _AUTOMATED = frozenset({"snapshot", "lineage", "retention", "fleet_health"})
 
+_JOBS = {"checkpoint_format": "switch_checkpoint"}
+
 OWN_OWNERS = ("team:streaming",)
 """The owners of the assets in this repository's own instance."""
+
+
+def job_of(asset: str) -> str:
+    """The name of the job with which a person launches an asset, without the prefix of the fleet."""
+    return _JOBS.get(asset, f"{asset}_checkpoint")
 
 
 @dataclass(frozen=True)

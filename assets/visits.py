@@ -17,6 +17,7 @@ from statekeeper.assets.checks import (
     LINEAGE_CHECKS,
     RETENTION_FLOOR_IS_KEPT,
     TAIL_IS_SHORT,
+    in_dagster,
     lineage_checks,
     retention_floor_is_kept,
     tail_is_short,
@@ -85,7 +86,8 @@ def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
     if done.audited is not None:
         looked = replace(done.audited, requests=done.requests)
         picture = pictures.of_lineage(looked.facts, looked.audit)
-        of_audit = {"picture": picture, **metadata.of_audit(looked)}
+        named = replace(looked.audit, findings=tuple(in_dagster(one, query) for one in looked.audit.findings))
+        of_audit = {"picture": picture, **metadata.of_audit(replace(looked, audit=named))}
         if done.is_left_to_spark:
             of_audit["maintained_by"] = LEFT_TO_SPARK
         yield Part(LINEAGE, of_audit, tuple(lineage_checks(looked.audit, query)))

@@ -19,7 +19,7 @@ from statekeeper.statestore.storage.query_metrics import Prices
 @dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
     """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
-    requests; `mirror`: None if it has none."""
+    requests; `mirror`: None if it has none; `job_prefix`, `has_rewrites`: those of its fleet."""
 
     name: str
     storage: Storage
@@ -27,6 +27,8 @@ class OpenedQuery:
     prices: Prices
     config_file: str
     mirror: MirrorPolicy | None = None
+    job_prefix: str = ""
+    has_rewrites: bool = True
 
     def command(self, verb: str, *options: str) -> str:
         """The `statekeeper` command that applies a verb to this query."""
@@ -64,6 +66,10 @@ class Fleet(dg.ConfigurableResource):
     """Folder on a local disk for temporary files."""
     worker: dg.ResourceDependency[Worker]
     """The sign of life of the run that uses the fleet."""
+    job_prefix: str = ""
+    """The prefix of the names of its jobs and ops."""
+    has_rewrites: bool = True
+    """Whether it has jobs that rewrite the state of a stopped query."""
     quiet_seconds: float = QUIET_SECONDS
     """Seconds without a change after which a query counts as stopped."""
     queries_per_run: int = QUERIES_PER_RUN
@@ -108,6 +114,8 @@ class Fleet(dg.ConfigurableResource):
             prices=root.prices,
             config_file=self.config_file,
             mirror=root.mirror,
+            job_prefix=self.job_prefix,
+            has_rewrites=self.has_rewrites,
         )
 
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:

@@ -50,6 +50,7 @@ from statekeeper.pipelines.task.task_outputs import TaskOutputs
 from statekeeper.pipelines.task.work import TaskPlan
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import ForeignBlock, StatekeeperError
+from statekeeper.statestore.base.messages import of_job
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.root.binding import Binding
@@ -164,7 +165,7 @@ class BatchDriver:
                 raise StopWanted(f"batch {batch} was not started: the query is stopping")
             self._run(rows, batch)
         except Exception as error:
-            self.failure = named(error, self._storage.url) or error
+            self.failure = named(error, self._pasteable) or error
             if not isinstance(self.failure, StatekeeperError | StopWanted):
                 raise
             _LOG.debug("batch %d failed", batch, exc_info=error)
@@ -175,6 +176,9 @@ class BatchDriver:
             raise self.failure.with_traceback(None) from None
         finally:
             self.is_in_batch = False
+
+    def _pasteable(self, text: str) -> str:
+        return of_job(text, self._storage.url, self._checkpoint.url)
 
     def refuse_further_batches(self) -> None:
         """Finish the current batch and start no other. An interrupt would be worse: Spark then matches the whole text of

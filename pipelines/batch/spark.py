@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -12,7 +13,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeeper.statestore.base import errors
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.messages import with_root
 
 _FROM_WORKER = re.compile(rf"{re.escape(errors.__name__)}\.(?P<name>[A-Za-z]+): (?P<text>.*)")
 _LOST_BLOCK = "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"
@@ -20,16 +20,17 @@ FOREIGN_BLOCK = "statekeeper: rows of an attempt that was not chosen"
 """Message that the check of the operator's output raises inside Spark."""
 
 
-def named(error: BaseException, root: str = "") -> StatekeeperError | None:
-    """Return the library's error inside a Spark exception. An error of a worker arrives as the text of its traceback. Its
-    commands get the URL of the state root, `root`, which the worker's code may not know."""
+def named(error: BaseException, complete: Callable[[str], str] = str) -> StatekeeperError | None:
+    """Return the library's error inside a Spark exception. An error of a worker arrives as the text of its traceback.
+    `complete`: returns a text with complete commands, because the code that raised the error may not know the places."""
     if isinstance(error, StatekeeperError):
+        error.name_root(complete)
         return error
     found = list(_FROM_WORKER.finditer(str(error)))
     kind = getattr(errors, found[-1]["name"], None) if found else None
     if not (isinstance(kind, type) and issubclass(kind, StatekeeperError)):
         return None
-    return kind(with_root(found[-1]["text"].strip(), root))
+    return kind(complete(found[-1]["text"].strip()))
 
 
 def output_is_unreadable(error: BaseException) -> bool:

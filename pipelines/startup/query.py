@@ -28,7 +28,8 @@ from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host
 from statekeeper.pipelines.task.stored import store_schemas
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import SparkDied, StatekeeperError
+from statekeeper.statestore.base.errors import SparkDied, StatekeeperError, naming_root
+from statekeeper.statestore.base.messages import of_job
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import StorageSpec, open_storage
 
@@ -191,19 +192,20 @@ def start(
     clock, ids = SystemClock(), RandomIds()
     checkpoint_storage = open_storage(checkpoint_spec, clock=clock, ids=ids)
     root_storage = open_storage(root_spec, clock=clock, ids=ids)
-    operator = as_in_root(operator, root_storage)
     input_names = tuple(sorted(inputs or ()))
-    first = None if initial is None else InitialState(operator, row_columns, initial)
-    changes = preflight.require_root(
-        root_storage,
-        checkpoint_storage,
-        operator,
-        row_columns,
-        structure,
-        first,
-        input_names,
-        ticks=tick is not None,
-    )
+    with naming_root(lambda text: of_job(text, root_storage.url, checkpoint_storage.url)):
+        operator = as_in_root(operator, root_storage)
+        first = None if initial is None else InitialState(operator, row_columns, initial)
+        changes = preflight.require_root(
+            root_storage,
+            checkpoint_storage,
+            operator,
+            row_columns,
+            structure,
+            first,
+            input_names,
+            ticks=tick is not None,
+        )
     for output, of_output in sinks.items():
         if isinstance(of_output, preflight.CheckedSink):
             of_output.require_ready(session, columns_of_outputs(operator, row_columns, sinks)[output])

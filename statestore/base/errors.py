@@ -64,6 +64,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import ClassVar
 
@@ -468,6 +469,16 @@ class PortInUse(StatekeeperError):
 
 DAMAGES: tuple[type[StatekeeperError], ...] = (CorruptFile, UnknownFormatVersion, VersionNotLoadable)
 """Errors that a retry does not resolve, because files are damaged."""
+
+
+@contextmanager
+def naming_root(named: Callable[[str], str]) -> Iterator[None]:
+    """Complete the commands of an error that is raised. `named`: as for `StatekeeperError.name_root`."""
+    try:
+        yield
+    except StatekeeperError as error:
+        error.name_root(named)
+        raise
 
 
 def error_classes(of: type[StatekeeperError] = StatekeeperError) -> Iterator[type[StatekeeperError]]:

@@ -35,6 +35,11 @@ def with_root(text: str, url: str) -> str:
     return _ROOT.sub(lambda _: shlex.quote(url), text) if url else text
 
 
+def of_job(text: str, root: str, checkpoint: str) -> str:
+    """Replace the placeholders ROOT and CHECKPOINT in the commands of a message of a job by its places."""
+    return with_name(text, root).replace(" --checkpoint CHECKPOINT", f" --checkpoint {shlex.quote(checkpoint)}")
+
+
 def without_root(text: str, url: str) -> str:
     """Replace the URL of the checkpoint in the commands of a message by ROOT: the inverse of `with_root`."""
     in_command = rf"(\bstatekeeper (?:\S*[^\s.,;:] )*?){re.escape(shlex.quote(url))}(?=[.,;:)]?(?:\s|$))"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.enum_codes import code
-from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.messages import counted, without_root
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -28,7 +28,7 @@ from statekeeper.statestore.cli.common import (
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity, StoreAudit
+from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, Severity, StoreAudit
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
 from statekeeper.statestore.maintenance.verbs.audit import Looked, look
 
@@ -75,8 +75,19 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
             scratch=scratch if deep else None,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
+    looked = replace(looked, audit=_named(looked.audit, root))
     output.show(_object(looked), lambda console: _print(console, looked, verbose=verbose))
     return FINDINGS if looked.audit.findings else 0
+
+
+def _named(result: Audit, root: Opened) -> Audit:
+    """The audit with commands that name the root as the user did."""
+
+    def named(text: str) -> str:
+        return pasteable(without_root(text, root.storage.url))
+
+    findings = (replace(one, meaning=named(one.meaning), action=named(one.action)) for one in result.findings)
+    return replace(result, findings=tuple(findings))
 
 
 def _object(looked: Looked) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from statekeeper.statestore.cli.common import (
     run_of,
     stopped_option,
 )
-from statekeeper.statestore.cli.reports import TO_EXECUTE, show
+from statekeeper.statestore.cli.reports import APPLY, show
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.maintenance.verbs.claim import Claim
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
@@ -43,5 +43,5 @@ def claim(root: Opened, apply: bool, stopped: bool, output: Output, **given: Any
     prepared = prepare(Claim(**given), run_of(root, stopped=stopped))
     if apply:
         prepared = perform(prepared)
-    show(output, prepared, TO_EXECUTE)
+    show(output, prepared, *APPLY)
     sys.exit(FINDINGS if prepared.refusals else 0)

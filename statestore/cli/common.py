@@ -245,7 +245,8 @@ def complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[Co
         names = [name for name in configuration_of(ctx).roots if name.startswith(typed)]
     except StatekeeperError:
         names = []
-    return [*(CompletionItem(name) for name in names), CompletionItem(typed, type="dir")]
+    # The folders first: in bash, they replace what is before them.
+    return [CompletionItem(typed, type="dir"), *(CompletionItem(name) for name in names)]
 
 
 def _output(ctx: click.Context, _: click.Parameter, value: str) -> Output:

@@ -70,7 +70,7 @@ def gc(
     found, planned = prepared.plan, prepared.plan.plan
     code = FINDINGS if planned.findings or found.before.breaks else 0
     if not apply:
-        show(output, prepared)
+        show(output, prepared, "--apply")
         sys.exit(code)
     if given["accept_loss"]:
         amount = f"deletes {counted(found.losses.files, 'file')}, {counted(found.losses.bytes, 'byte')}"

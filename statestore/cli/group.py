@@ -18,13 +18,18 @@ from click.shell_completion import CompletionItem
 
 from statekeeper.statestore.base.errors import StatekeeperError
 
-AS_JSON = f"{__name__}.as_json"
-"""Key of click's context, which the group and its verbs share."""
+AS_JSON, _ARGUMENTS = (f"{__name__}.{key}" for key in ("as_json", "arguments"))
+"""Keys of click's context, which the group and its verbs share."""
 
 
 def errors_as_json(ctx: click.Context, *, wanted: bool) -> None:
     """Choose the format of errors on stdout."""
     ctx.meta[AS_JSON] = wanted
+
+
+def arguments_of(ctx: click.Context) -> list[str]:
+    """The arguments of this command as they were given, without the name of the program."""
+    return list(ctx.meta[_ARGUMENTS])
 
 
 class Group(Enum):
@@ -112,6 +117,7 @@ class Verbs(click.Group):
         return [*(CompletionItem(name, help=text) for name, text in verbs), *options]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
         # A usage error can precede --output, so that its callback is not called.
         errors_as_json(ctx, wanted=_is_json_requested(args))
         try:

@@ -39,6 +39,7 @@ from statekeeper.statestore.cli.common import (
     with_options_of_command,
     workers_option,
 )
+from statekeeper.statestore.cli.reports import to_execute
 from statekeeper.statestore.maintenance.rounds import metrics
 from statekeeper.statestore.maintenance.rounds.delivery import Silent, deliver
 from statekeeper.statestore.maintenance.rounds.memory import Memory
@@ -232,7 +233,7 @@ def maintain(
 
         if watch is None:
             made = look()
-            shown.end(made)
+            shown.end(made, is_plan=dry_run)
             sys.exit(_exit_code(made))
         if listen is not None and registry is not None:
             metrics.serve(*listen, registry)
@@ -267,12 +268,12 @@ class _Shown:
             click.echo(f"{utc(self._now())} {printable(_line(one))}")
         sys.stdout.flush()
 
-    def end(self, made: Round) -> None:
+    def end(self, made: Round, *, is_plan: bool) -> None:
         absent = {name: {"status": one.status.name, "problem": one.text} for name, one in made.absent.items()}
         visits = sorted(made.visits, key=lambda one: (-one.status, one.name))
         self._output.show(
             {"visits": list(map(_object, visits)), "absent": absent, "not_due": dict(made.not_due)},
-            lambda console: _print(console, visits, made),
+            lambda console: _print(console, visits, made, is_plan=is_plan),
         )
 
 
@@ -301,7 +302,7 @@ def _line(one: Visit) -> str:
     return f"{one.name}: {one.status.name}: {did}, {one.requests.total:,} requests, {one.seconds:,.1f} s{held}{problem}"
 
 
-def _print(console: Console, visits: list[Visit], made: Round) -> None:
+def _print(console: Console, visits: list[Visit], made: Round, *, is_plan: bool) -> None:
     columns = ("root", "status", "version", "longest tail", "snapshots", "deleted files", "requests", "s")
     table = tables.table(f"{counted(len(visits), 'checkpoint')} maintained", *columns)
     for one in visits:
@@ -322,6 +323,8 @@ def _print(console: Console, visits: list[Visit], made: Round) -> None:
             console.print(tables.plain(f"{one.name}: another maintainer holds the lease"), soft_wrap=True)
     if made.not_due:
         console.print(f"{counted(len(made.not_due), 'checkpoint')} not due")
+    if is_plan and visits:
+        console.print(tables.plain(to_execute()), soft_wrap=True)
 
 
 def _exit_code(made: Round) -> int:

@@ -18,7 +18,7 @@ from statekeeper.statestore.cli.common import (
     scratch_option,
     stopped_option,
 )
-from statekeeper.statestore.cli.reports import TO_EXECUTE, show, tell_way_back
+from statekeeper.statestore.cli.reports import APPLY, show, tell_way_back
 from statekeeper.statestore.cli.verb_options import undo_option, verb_options
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.repair import Repair
@@ -79,6 +79,6 @@ def repair(
     prepared = prepare(Repair(**given), run)
     if apply:
         prepared = perform(prepared, starting=lambda: tell_way_back(prepared))
-    show(output, prepared, TO_EXECUTE)
+    show(output, prepared, *APPLY)
     planned = prepared.plan
     sys.exit(FINDINGS if planned.asks or (planned.actions and not prepared.is_done) else 0)

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.text import Text
 
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import TALK, Output
+from statekeeper.statestore.cli.group import arguments_of
 from statekeeper.statestore.cli.rows import cell
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, way_back
 
-TO_EXECUTE = "to execute: --apply --confirm-stopped"
+APPLY = ("--apply", "--confirm-stopped")
+"""The flags that execute a plan for a stopped query."""
 
 
-def show(output: Output, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
-    """Show a plan with what blocks it and the `next_step`, or what was done."""
+def show(output: Output, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
+    """Show a plan with what blocks it or the command that executes it, or what was done. `flags`: which this command lacks
+    to execute the plan."""
     report = prepared.report()
-    output.show(report.record, lambda console: print_report(console, report, prepared, next_step))
+    output.show(report.record, lambda console: print_report(console, report, prepared, *flags))
 
 
-def show_plan(output: Output, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
+def show_plan(output: Output, prepared: Prepared[Any, Any, Any]) -> None:
     """Show a plan as `show`, also one without work."""
     report = prepared.report()
-    output.show(report.record, lambda console: _print_plan(console, report, prepared, next_step))
+    output.show(report.record, lambda console: _print_plan(console, report, prepared))
 
 
-def print_report(console: Console, report: Report, prepared: Prepared[Any, Any, Any], next_step: str = "") -> None:
-    """Print a plan with what blocks it and the `next_step`, or what was done."""
+def print_report(console: Console, report: Report, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
+    """Print a plan with what blocks it or the command that executes it, or what was done."""
     if prepared.is_done or not prepared.verb.has_work(prepared.plan):
         _print(console, report.made, report.done)
     else:
-        _print_plan(console, report, prepared, next_step)
+        _print_plan(console, report, prepared, *flags)
+
+
+def to_execute(*flags: str) -> str:
+    """The sentence with the whole command that executes the plan of this command."""
+    given = [one for one in arguments_of(click.get_current_context()) if one != "--dry-run"]
+    # What follows `--` are arguments.
+    end = given.index("--") if "--" in given else len(given)
+    given[end:end] = [flag for flag in flags if flag not in given]
+    first = ", stop the query and run" if "--confirm-stopped" in flags else ""
+    return f"to execute{first}: {shlex.join(['statekeeper', *given])}"
 
 
 def tell_way_back(prepared: Prepared[Any, Any, Any]) -> None:
@@ -43,12 +58,12 @@ def tell_way_back(prepared: Prepared[Any, Any, Any]) -> None:
     TALK.print(way_back(prepared.verb.name, run.storage.url, run.id), soft_wrap=True)
 
 
-def _print_plan(console: Console, report: Report, prepared: Prepared[Any, Any, Any], next_step: str) -> None:
+def _print_plan(console: Console, report: Report, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
     _print(console, report.tables, report.lines)
     for refusal in prepared.refusals:
         console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
-    if next_step and not prepared.refusals:
-        console.print(next_step)
+    if prepared.may_start:
+        console.print(tables.plain(to_execute(*flags)), soft_wrap=True)
 
 
 def _print(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None:

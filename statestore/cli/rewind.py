@@ -19,7 +19,7 @@ from statekeeper.statestore.cli.common import (
     scratch_option,
     stopped_option,
 )
-from statekeeper.statestore.cli.reports import TO_EXECUTE, show, tell_way_back
+from statekeeper.statestore.cli.reports import APPLY, show, tell_way_back
 from statekeeper.statestore.cli.verb_options import undo_option, verb_options
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.rewind import Revert, Rewind
@@ -69,5 +69,5 @@ def rewind(
         prepared = prepare(Rewind(**given, restored=lambda store: progress.advance(bar)), run)
     if apply:
         prepared = perform(prepared, starting=lambda: tell_way_back(prepared))
-    show(output, prepared, TO_EXECUTE)
+    show(output, prepared, *APPLY)
     sys.exit(FINDINGS if prepared.refusals else 0)

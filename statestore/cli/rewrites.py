@@ -27,7 +27,7 @@ from statekeeper.statestore.cli.common import (
     stopped_option,
     workers_option,
 )
-from statekeeper.statestore.cli.reports import TO_EXECUTE, print_report
+from statekeeper.statestore.cli.reports import APPLY, print_report
 from statekeeper.statestore.cli.verb_options import Command, verb_options
 from statekeeper.statestore.maintenance.rewrites.engine import Progress, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
@@ -126,7 +126,7 @@ def run_rewrite(root: Opened, verb: Verb[Any, Progress, Any] | None, kind: Rewri
     report = done.report()
     blocked = list(map(str, done.refusals))
     record = report.record if done.is_done else {**report.record, "refusals": blocked}
-    execution.output.show(record, lambda console: print_report(console, report, done, TO_EXECUTE))
+    execution.output.show(record, lambda console: print_report(console, report, done, *APPLY))
     if not done.is_done:
         sys.exit(FINDINGS if blocked else 0)
 

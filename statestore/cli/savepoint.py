@@ -123,7 +123,7 @@ def savepoint(
     run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, workers=workers)
     if deleted is not None:
         removed = prepare(Remove(savepoint=deleted, forget=forget), run)
-        _end(output, perform(removed) if applies else removed)
+        _end(output, perform(removed) if applies else removed, "--apply")
     elif rows:
         del given["location"]
         _save_rows(prepare(SaveRows(destination=destination or "", tables=form, **given), run), dry_run, output)
@@ -186,8 +186,8 @@ def _save_rows(prepared: Prepared[PlannedRows, Wrote, Summary], dry_run: bool, o
         show(output, perform(prepared, told))
 
 
-def _end(output: Output, prepared: Prepared[Any, Any, Any]) -> None:
-    show(output, prepared)
+def _end(output: Output, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
+    show(output, prepared, *flags)
     sys.exit(FINDINGS if prepared.refusals else 0)
 
 

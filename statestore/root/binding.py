@@ -188,8 +188,8 @@ def _bound(storage: Storage, held: bytes, wanted: Binding, batch: int, mappings:
         raise ForeignRoot(
             f"the state root belongs to query {binding.query_id}, not to {wanted.query_id}; the batch was not started",
             path=storage.url,
-            hint="if the query's checkpoint was deleted, restore it, or run: statekeeper claim ROOT --checkpoint FOLDER, "
-            "where FOLDER is the new checkpointLocation of the job; for a new query, use a new root",
+            hint="for a new query, use a new root. If the checkpoint of the query was deleted, restore it, or continue its "
+            "state with this job: statekeeper claim ROOT --checkpoint CHECKPOINT --apply --confirm-stopped",
         )
     require_same_start(storage, held=binding.initial, wanted=wanted.initial, batch=batch)
     require_same_inputs(storage.url, held=binding.inputs, wanted=wanted.inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -261,24 +260,6 @@ def test_the_command_is_installed_and_lists_its_verbs() -> None:
     shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
     for verb in main.commands:
         assert verb in shown
-
-
-def test_a_shell_completes_verbs_options_and_configured_roots(tmp_path: Path) -> None:
-    (tmp_path / "statekeeper.toml").write_text("[roots.flights]\nurl = 'state'\n[roots.orders]\nurl = 'other'\n")
-
-    def completed(*words: str) -> set[str]:
-        asked = {"_STATEKEEPER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words)}
-        environment = {**os.environ, **asked, "COMP_CWORD": str(len(words) - 1)}
-        done = subprocess.run([COMMAND], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True)
-        return {line.partition(",")[2] for line in done.stdout.splitlines()}
-
-    assert completed("statekeeper", "sn") == {"snapshot"}
-    assert "--dry-run" in completed("statekeeper", "snapshot", "--d")
-    assert "flights" in completed("statekeeper", "gc", "fl")
-    script = subprocess.run(
-        [COMMAND], capture_output=True, text=True, env={**os.environ, "_STATEKEEPER_COMPLETE": "zsh_source"}, check=True
-    )
-    assert "compdef" in script.stdout
 
 
 def test_only_cells_of_tables_are_wrapped_to_the_width_of_the_terminal(root: Path, checkpoint: Checkpoint) -> None:

@@ -46,7 +46,7 @@ def test_a_plan_without_the_option_is_blocked(places: tuple[str, str]) -> None:
 def test_a_load_is_executed_and_undone(places: tuple[str, str]) -> None:
     savepoint, root = places
     before, saved = all_rows(root), all_rows(Path(savepoint).parent / "source" / "checkpoint")
-    assert "to execute: --apply" in statekeeper("load", *places, "--replace-state", "--for-spark", "4.2")
+    assert " --apply --confirm-stopped\n" in statekeeper("load", *places, "--replace-state", "--for-spark", "4.2")
     run = loaded(*places)
     assert all_rows(root) == saved != before
     statekeeper("load", root, "--undo", run, "--confirm-stopped")

@@ -90,3 +90,66 @@ def test_the_plan_of_a_rescale_prints_commands_with_the_root(tmp_path: Path) -> 
     shown = run("rescale", tmp_path / "root", "--partitions", "3", "--scratch", tmp_path / "scratch")
     assert f"run: statekeeper rescale {tmp_path / 'root'} --partitions 2" in shown.output
     assert not re.search(r"statekeeper .*\bROOT\b", shown.output)
+
+
+def _executes(told: Result) -> str:
+    """The command in the last line of a plan."""
+    found = re.fullmatch(
+        r"to execute(, stop the query and run)?: (?P<command>statekeeper .*)", told.output.splitlines()[-1]
+    )
+    assert found is not None, told.output
+    return found["command"]
+
+
+def test_a_plan_ends_with_the_command_that_executes_it_with_the_options_as_given(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    KeyedRoot(open_storage(str(root)), tmp_path / "job", partitions=2, key_groups=16).grow(2)
+    given = ["rescale", root, "--partitions", "3", "--scratch", tmp_path / "a folder"]
+    command = _executes(run(*given))
+    assert shlex.split(command) == ["statekeeper", *map(str, given), "--apply", "--confirm-stopped"]
+    done = paste(command)
+    assert (done.exit_code, "rescaled to 3 partitions" in done.output) == (0, True), done.output
+    assert "to execute" not in done.output
+    told = run("rescale", root, "--abort", "--confirm-stopped").output
+    assert f"run: statekeeper rewind {root} --to-batch 1" in told, told
+
+
+def test_a_dry_run_ends_with_the_same_command_without_dry_run(tmp_path: Path) -> None:
+    root, copy = six_changelogs(tmp_path) and tmp_path / "root of orders", tmp_path / "copy"
+    for given in (["snapshot", root, "--all"], ["clone", root, copy], ["savepoint", root, copy, "--label", "a"]):
+        assert shlex.split(_executes(run(*given, "--dry-run"))) == ["statekeeper", *map(str, given)]
+    done = paste(_executes(run("snapshot", root, "--all", "--dry-run")))
+    assert "2 taken" in done.output
+    assert "to execute" not in run("snapshot", root, "--all", "--dry-run").output, "nothing is left to execute"
+
+
+def test_the_plan_of_gc_ends_with_the_command_that_deletes(tmp_path: Path) -> None:
+    root = tmp_path / "root of orders"
+    six_changelogs(tmp_path)
+    assert run("snapshot", root, "--all").exit_code == 0
+    command = _executes(run("gc", root, "--retain", "1", "--grace", "0s"))
+    assert command == f"statekeeper gc '{root}' --retain 1 --grace 0s --apply"
+    assert paste(command).exit_code == 0
+
+
+def test_the_findings_of_an_audit_name_the_root_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = six_changelogs(tmp_path)
+    store, version = made.stores[0], made.versions[6][0]
+    (tmp_path / "root of orders" / store.changelog(version)).unlink()
+    (tmp_path / "statekeeper.toml").write_text('[roots.orders]\nurl = "root of orders"\n')
+    monkeypatch.chdir(tmp_path)
+    assert "roll back to batch 4: statekeeper rewind orders --to-batch 4\n" in run("audit", "orders").output
+    found = json.loads(run("audit", "orders", "--output", "json").stdout)["findings"][0]
+    assert found["action"].endswith("statekeeper rewind orders --to-batch 4")
+    command = found["action"].partition("batch 4: ")[2]
+    assert "each of the 2 stores was restored at batch 4" in paste(command).output
+
+
+def test_repair_without_work_names_the_verb_that_helps(tmp_path: Path) -> None:
+    six_changelogs(tmp_path)
+    told = run("repair", tmp_path / "root of orders").output
+    command = told.strip().partition("run: ")[2]
+    assert command == f"statekeeper audit '{tmp_path / 'root of orders'}'"
+    assert paste(command).exit_code == 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from statekeeper.statestore.base.clock import Clock, Ids
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError, naming_root
 from statekeeper.statestore.base.messages import with_name, without_root
 from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS, require_stopped
@@ -98,14 +98,9 @@ class Run:
         # Findings of an audit have the URL.
         return self.named(without_root(text, self.storage.url))
 
-    @contextmanager
-    def naming_root(self) -> Iterator[None]:
+    def naming_root(self) -> AbstractContextManager[None]:
         """Complete the commands of an error that is raised."""
-        try:
-            yield
-        except StatekeeperError as error:
-            error.name_root(self.pasteable)
-            raise
+        return naming_root(self.pasteable)
 
     def lease_of(self, storage: Storage, verb: str) -> AbstractContextManager[HeldLease]:
         """Hold the lease of a root for this run. Raises `RootHeld`."""

@@ -92,7 +92,10 @@ class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
         end = f"repaired {counted(len(done), 'file')}"
         if not plan.actions:
             repaired = ()
-            end = "nothing to repair: repair does not restore missing files or logs; statekeeper audit lists them"
+            end = (
+                "nothing to repair: repair does not restore missing files or logs. To list them with the command that "
+                "helps, run: statekeeper audit ROOT"
+            )
         return Report(
             record={
                 "actions": list(map(as_json.of_repair, plan.actions)),

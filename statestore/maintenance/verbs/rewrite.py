@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
-from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteJournal, RewriteKind
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.sparks import Spark
@@ -33,20 +33,6 @@ from statekeeper.statestore.maintenance.verbs.contract import CompletesRewrites,
 from statekeeper.statestore.maintenance.verbs.options import FILE_SINK, FOR_SPARK, option
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
 from statekeeper.statestore.storage import Storage
-
-_NO_SWITCH = (
-    "there is no interrupted switchover to roll back",
-    "to reverse a completed switchover, run switch with --to",
-)
-_WAYS_BACK = {
-    RewriteKind.RESCALE: "to return to the state before a completed rescale, run: statekeeper rewind ROOT --to-batch N",
-    RewriteKind.CONVERT: "to reverse a completed conversion to RocksDB, run: statekeeper convert ROOT --to hdfs",
-    RewriteKind.EDIT: "to reverse a completed edit, run: statekeeper edit ROOT --undo RUN --confirm-stopped",
-    RewriteKind.LOAD: "to reverse a completed load, run: statekeeper load ROOT --undo RUN --confirm-stopped",
-    RewriteKind.EVOLVE: "to reverse a completed schema evolution, run: statekeeper evolve ROOT --undo RUN "
-    "--confirm-stopped",
-}
-
 
 P = TypeVar("P", bound=Plan)
 
@@ -490,12 +476,8 @@ class Rollback(CompletesRewrites[RewriteJournal, Progress, Begun]):
         """Read the journal. Raises `RefusedAsUnsafe` if no rewrite is half done, `HalfSwitched` if one of another kind."""
         journal = rewrite_journal.open_journal(run.storage)
         if journal is None:
-            problem, hint = (
-                _NO_SWITCH
-                if self.kind is RewriteKind.SWITCH
-                else (f"no {self.kind.value} is interrupted", _WAYS_BACK[self.kind])
-            )
-            raise RefusedAsUnsafe(problem, path=run.storage.url, hint=hint)
+            problem = f"no {self.kind.noun} is interrupted"
+            raise RefusedAsUnsafe(problem, path=run.storage.url, hint=_way_back(run.storage, self.kind))
         if journal.begun.rewrite is not self.kind:
             rewrite_journal.require_none(run.storage)
         return journal
@@ -519,8 +501,7 @@ class Rollback(CompletesRewrites[RewriteJournal, Progress, Begun]):
             raise RefusedAsUnsafe(
                 f"another process has ended the {begun.described} in the meantime; nothing was changed",
                 path=names.switchover(begun.number, "ended"),
-                hint="to reverse a completed switchover, run switch with --to. To reverse a completed edit, load or "
-                "evolve, run it with --undo. To reverse another rewrite, run: statekeeper rewind",
+                hint=_way_back(run.storage, begun.rewrite),
             )
         lease, sinks = work.lease, _sinks(run, work)
         engine.rollback(STEPS[begun.rewrite], work.storage, now, work.tell, still_held=lease.require, open_sink=sinks)
@@ -566,6 +547,27 @@ class Revert(Verb[str, Progress, Begun]):
     def report(self, prepared: Prepared[str, Progress, Begun]) -> Report:
         assert prepared.made is not None
         return _reversed(prepared.made, "undone")
+
+
+def _way_back(storage: Storage, kind: RewriteKind) -> str:
+    """The command that reverses the newest rewrite, if it is a completed one of this kind."""
+    newest = rewrite_journal.newest_journal(storage)
+    if newest is None or rewrite_journal.ending(storage, newest.begun) is not Ending.SWITCHED:
+        return "there is nothing to reverse: the checkpoint has no completed rewrite, or the newest one is reversed already"
+    begun = newest.begun
+    if begun.rewrite is not kind:
+        return f"there is nothing to reverse: the newest rewrite of the checkpoint is the {begun.described}"
+    match kind:
+        case RewriteKind.SWITCH:
+            command = f"statekeeper switch ROOT --to {begun.to.other.value}"
+        case RewriteKind.RESCALE:
+            command = f"statekeeper rewind ROOT --to-batch {begun.batch}"
+        case RewriteKind.CONVERT:
+            former = Provider.HDFS_BACKED if begun.provider is Provider.ROCKSDB else Provider.ROCKSDB
+            command = f"statekeeper convert ROOT --to {former.option}"
+        case RewriteKind.EDIT | RewriteKind.LOAD | RewriteKind.EVOLVE:
+            command = f"statekeeper {kind.value} ROOT --undo {begun.run} --confirm-stopped"
+    return f"to reverse the {begun.described}, which is complete, run: {command}"
 
 
 def _reversed(begun: Begun, phase: str) -> Report:

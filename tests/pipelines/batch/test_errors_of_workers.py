@@ -7,6 +7,7 @@ from pyspark.errors import PythonException
 from statekeeper.pipelines.batch.spark import named
 from statekeeper.statestore.base import errors
 from statekeeper.statestore.base.errors import LineageCeiling
+from statekeeper.statestore.base.messages import of_job
 
 TRACEBACK = f"""Traceback (most recent call last):
 {errors.__name__}.LineageCeiling: state/0/0: is too long -> run: statekeeper snapshot ROOT --all. Then start the query again
@@ -14,6 +15,6 @@ TRACEBACK = f"""Traceback (most recent call last):
 
 
 def test_an_error_of_a_worker_keeps_its_type_and_its_command_names_the_root() -> None:
-    error = named(PythonException(TRACEBACK), "s3://bucket/a job/state")
+    error = named(PythonException(TRACEBACK), lambda text: of_job(text, "s3://bucket/a job/state", "s3://bucket/c"))
     assert type(error) is LineageCeiling
     assert "statekeeper snapshot 's3://bucket/a job/state' --all." in str(error)

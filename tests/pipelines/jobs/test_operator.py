@@ -329,7 +329,7 @@ def test_near_the_lineage_ceiling_the_job_stops_with_a_typed_error_and_an_action
         # The table has the two batches under their old numbers.
         stream.run(adding(), partitions=1, sink=DeltaSink(stream.facts, continue_at_batch=head))
     assert "840 versions since the newest snapshot" in str(stopped.value)
-    assert "run: statekeeper snapshot ROOT --all. Then start the query again" in str(stopped.value)
+    assert f"run: statekeeper snapshot {stream.root.as_uri()} --all. Then start the query again" in str(stopped.value)
     assert max(stream.committed()) == head - 1
 
 

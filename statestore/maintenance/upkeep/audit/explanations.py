@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from statekeeper.statestore.maintenance.upkeep.audit.findings import FindingKind
+from statekeeper.statestore.maintenance.upkeep.audit.findings import REPAIR, SNAPSHOT_ALL, FindingKind
 
 LINEAGE_IS_GAPLESS = "lineage_is_gapless"
 COMMIT_LOG_MATCHES_FILES = "commit_log_matches_files"
@@ -40,10 +40,8 @@ class Explanation:
 
 
 _AUDIT, _DEEP_AUDIT = "statekeeper audit ROOT", "statekeeper audit ROOT --deep"
-_REPAIR = "statekeeper repair ROOT --apply --confirm-stopped"
 _DEEP_REPAIR = "statekeeper repair ROOT --deep --apply --confirm-stopped"
 _REWIND = "statekeeper rewind ROOT --to-batch BATCH"
-_SNAPSHOTS = "statekeeper snapshot ROOT --all --mode snapshots"
 
 _DELETED = "A lifecycle rule of the bucket, a cleanup script or a person deleted the file."
 _TORN = "A faulty disk, a full disk or an interrupted copy truncated or altered the file."
@@ -99,7 +97,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "If the commit is the newest one, restore it from a backup, or roll back to the batch that the finding "
             "names. If it is an older one, stop the query and let repair move it to quarantine. If its format is "
             "unknown, upgrade Statekeeper.",
-            _REPAIR,
+            REPAIR,
             _REWIND,
         ),
         FindingKind.COMMIT_UNKNOWN_ID: _log(
@@ -169,7 +167,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Restore the file from a backup. If only the offsets of the batch before the newest one are lost and the "
             "newest batch is complete, repair writes them again, with the content of the newest ones; a rewind to the "
             "batch before stays impossible. Otherwise, roll back to the batch that the finding names.",
-            _REPAIR,
+            REPAIR,
             _REWIND,
         ),
         FindingKind.OFFSETS_UNREADABLE: _log(
@@ -183,7 +181,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             " newest batch is complete, repair writes them again, with the content of the newest ones; a rewind to the "
             "batch before stays impossible. Otherwise, roll back to the batch that the finding names. If the format is "
             "unknown, upgrade Statekeeper.",
-            _REPAIR,
+            REPAIR,
             _REWIND,
         ),
         FindingKind.OFFSETS_AT_ODDS: _log(
@@ -209,7 +207,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             ("Log entries on a local disk were deleted by hand to roll a query back, without their hidden checksums.",),
             "The query runs up to batch N. No state is lost.",
             "Stop the query, and let repair move the checksum to quarantine, or delete it.",
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.OFFSETS_AHEAD: _log(
             "The offset log has a batch more than one after the newest commit. Spark begins a batch only after the "
@@ -251,7 +249,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "State files are not affected. gc is not blocked.",
             "Stop the query, and let repair correct the URL. If repair cannot derive the URL under which Spark opens "
             "the checkpoint, add it with `--location`.",
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.DESCRIPTION_CHANGED: _log(
             "A log or metadata file does not match the hidden checksum that Hadoop wrote with it on a local disk. The "
@@ -405,7 +403,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Do not delete the file by hand. Stop the query, move the snapshot to quarantine, and take a new one. With "
             "an ERROR, restore the file from a backup or roll back to the batch that the finding names.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.SNAPSHOT_AT_ODDS: _store(
             "The content of a snapshot contradicts its metadata: another number of keys, rows that do not decode, or "
@@ -415,7 +413,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Stop the query, move the snapshot to quarantine, and take a new one. With an ERROR, restore the file from "
             "a backup or roll back to the batch that the finding names.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.TABLE_MISSING: _store(
             "An SST file that a snapshot needs is missing. The snapshot cannot be loaded.",
@@ -424,7 +422,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Restore the file from a backup. With a WARNING, you can instead stop the query, move the snapshot to "
             "quarantine, and take a new one.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.TABLE_WRONG_SIZE: _store(
             "An SST file of a snapshot has another size than the snapshot expects. The snapshot cannot be loaded.",
@@ -433,7 +431,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Restore the file from a backup. With a WARNING, you can instead stop the query, move the snapshot to "
             "quarantine, and take a new one.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.TABLE_REPLACED: _store(
             "A valid SST file has the name of another one: it is not the file from which the snapshot was made.",
@@ -442,7 +440,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Restore the file from a backup. With a WARNING, you can instead stop the query, move the snapshot to "
             "quarantine, and take a new one.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.TABLE_UNREADABLE: _store(
             "The bytes of an SST file are damaged. A load may open it without an error, and fail or return wrong values"
@@ -452,7 +450,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Restore the file from a backup. With a WARNING, you can instead stop the query, move the snapshot to "
             "quarantine, and take a new one.",
             _DEEP_REPAIR,
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
         ),
         FindingKind.SIDECAR_AT_ODDS: _store(
             "Spark writes a checksum file (`.crc`) beside a changelog or a snapshot, and rejects a file that does not "
@@ -465,14 +463,14 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "The audit says whether the file is intact. If it is, delete only the checksum file; of a snapshot, repair "
             "moves it to quarantine. If it may be damaged, restore both files from a backup.",
             _DEEP_AUDIT,
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.SIDECAR_STRAY: _store(
             "A checksum file (`.crc`) of a snapshot has no snapshot. Spark would reject a new snapshot of this version.",
             ("An executor failed between the two writes.", "The zip was deleted, and its checksum file remained."),
             _WHOLE_STATE,
             "Stop the query, which may still write the zip. Then let repair move the checksum file to quarantine.",
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.HIDDEN_CHECKSUM_AT_ODDS: _store(
             "On a local disk, Hadoop keeps a hidden checksum beside each file, and rejects a file that does not match "
@@ -491,7 +489,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "The batches that the logs contain can be restored.",
             "Before you start the query, let repair move these files to quarantine. If the query was not rolled back, "
             "restore `commits/` and `offsets/` from a backup.",
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.SNAPSHOT_OF_SPARK_4_0: _store(
             "Spark 4.0 wrote a snapshot of structure V2. Spark 4.1 and later reject it (`Expected v1, but found v2`).",
@@ -512,7 +510,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Every version loads. The query runs until the number of commits in the finding is used up. gc is not "
             "blocked.",
             "Take snapshots of all stores. Then restart a native query. If the finding says so, stop the query first.",
-            _SNAPSHOTS,
+            SNAPSHOT_ALL,
             check=FAR_FROM_LINEAGE_CEILING,
         ),
         FindingKind.NAME_STOPS_LOADS: _log(
@@ -524,7 +522,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "Statekeeper loads every version. The query cannot start.",
             "Stop the query. If the finding says so, let repair move the file to quarantine; otherwise, move it out of "
             "the checkpoint.",
-            _REPAIR,
+            REPAIR,
         ),
         FindingKind.NAME_STOPS_CLEANUP: _log(
             "Spark's maintenance expects a version number in a file name and does not find one. It fails without a "

@@ -209,6 +209,8 @@ FOR_A_REWIND = f"no action is needed; for a rewind to these batches, {RESTORE}"
 UPGRADE = "upgrade Statekeeper; do not change the file"
 START_JOB = "start the job: it writes the file again"
 REPAIR = "statekeeper repair ROOT --apply --confirm-stopped"
+SNAPSHOT_ALL = "statekeeper snapshot ROOT --all --mode snapshots"
+"""With the mode: the default mode of a native query, observe, allows no snapshot."""
 
 
 def move_away(provider: Provider, files: str) -> str:

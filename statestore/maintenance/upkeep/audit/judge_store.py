@@ -18,6 +18,7 @@ from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
 from statekeeper.statestore.maintenance.upkeep.audit.findings import (
     RESTORE,
+    SNAPSHOT_ALL,
     AuditPolicy,
     Finding,
     FindingKind,
@@ -301,7 +302,7 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         if newer and not lost:
             continue
         severity, meaning = Severity.WARNING, "every version can still be restored, but with a longer replay"
-        action = "run: statekeeper snapshot ROOT --all"
+        action = f"run: {SNAPSHOT_ALL}"
         if lost:
             severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
         elif one.origin is Origin.NATIVE:
@@ -313,7 +314,7 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
                 if short
                 else f"Spark 4.0 and 4.1 cannot load {head}. Later releases and Statekeeper can load it, by a longer replay"
             )
-            action = "stop the query, then run: statekeeper snapshot ROOT --at-head"
+            action = "stop the query, then run: statekeeper snapshot ROOT --at-head --mode snapshots"
         yield Finding(
             severity=severity,
             kind=FindingKind.SNAPSHOT_MISSING,
@@ -378,7 +379,7 @@ def _longer(one: View, zips: str) -> tuple[str, str]:
         return meaning, f"stop the query and {move_away(one.facts.store.provider, zips)}; Spark takes another snapshot"
     return meaning, (
         f"stop the query. To quarantine {zips}, run: statekeeper repair ROOT --deep --apply --confirm-stopped. Then run: "
-        f"statekeeper snapshot ROOT --all"
+        f"{SNAPSHOT_ALL}"
     )
 
 
@@ -401,7 +402,6 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
         return
     left = _commits_left(one.chain.head, used, one.ceiling_bytes)
     stops = left < policy.least_commits_left
-    take = "statekeeper snapshot ROOT --all"
     # A running Spark query continues its lineage: it looks for snapshots only when it loads a store.
     restart = (
         ". Then restart the query, because it finds these snapshots only at the start"
@@ -415,5 +415,5 @@ def _of_ceiling(one: View, policy: AuditPolicy) -> Iterator[Finding]:
         file=one.facts.store.changelog(one.chain.head),
         problem=f"is close to the lineage limit: the next changelog needs {used:,} of {one.ceiling_bytes:,} bytes",
         meaning=f"the query fails after {left:,} more commits",
-        action=f"stop the query, then run: {take}" if stops else f"run: {take}{restart}",
+        action=f"stop the query, then run: {SNAPSHOT_ALL}" if stops else f"run: {SNAPSHOT_ALL}{restart}",
     )

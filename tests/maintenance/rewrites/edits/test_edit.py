@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,7 +139,9 @@ def test_the_plan_shows_counts_and_rows_before_and_after(tmp_path: Path) -> None
     assert row["before"]["count"] == 6
     assert row["after"] is None
     text = statekeeper("edit", str(checkpoint), *OPTIONS)
-    assert "to execute: --apply --confirm-stopped" in text
+    assert text.endswith(
+        f"run: statekeeper {shlex.join(['edit', str(checkpoint), *OPTIONS])} --apply --confirm-stopped\n"
+    )
 
 
 @BOTH

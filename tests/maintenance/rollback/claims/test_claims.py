@@ -154,7 +154,7 @@ def test_the_owner_is_shown(query: Query, root: Storage, checkpoint: Storage, tm
 
     assert "owner: query a query since 20" in statekeeper("inspect", tmp_path / "root").output
     shown = statekeeper("claim", tmp_path / "root", "--checkpoint", tmp_path / "checkpoint")
-    assert (shown.exit_code, "to execute: --apply" in shown.output) == (0, True)
+    assert (shown.exit_code, "--apply --confirm-stopped" in shown.output.splitlines()[-1]) == (0, True)
     assert checkpoint.list("") == []
     apply = ("--apply", "--confirm-stopped", "--output", "json")
     done = statekeeper("claim", tmp_path / "root", "--checkpoint", tmp_path / "checkpoint", *apply)
