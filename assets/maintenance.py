@@ -113,7 +113,7 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         yield from recorder.recorded(context, configuration, one, chosen=chosen, is_asset=True)
         if one.done.is_left_to_spark:
             _log(context, one.done)
-        _log_verdicts(context, names, recorder, configuration, chosen)
+        _log_verdicts(context, names, recorder, configuration, chosen, visited=[name])
         if not one.done.has_failed:
             tell_run(context, names, recorder.memory, context.run, None)
         if one.done.has_failed:
@@ -138,10 +138,17 @@ def _why(done: Visit, *, is_whole: bool) -> str:
 
 
 def _log_verdicts(
-    context: Any, names: Names, recorder: Recorder, configuration: Configuration, chosen: Sequence[str]
+    context: Any,
+    names: Names,
+    recorder: Recorder,
+    configuration: Configuration,
+    chosen: Sequence[str],
+    *,
+    visited: Sequence[str],
 ) -> None:
-    """Log the fleet's verdict on each check of the chosen assets."""
-    known = context.instance.get_dynamic_partitions(names.query_set)
+    """Log the fleet's verdict on each check of the chosen assets. `visited`: queries of this run, which the sensor may not
+    have found yet."""
+    known = {*context.instance.get_dynamic_partitions(names.query_set), *visited}
     red = {name: read(context.instance, recorder.memory, name).red for name in known if configuration.names(name)}
     keys = [dg.AssetCheckKey(recorder.keys[asset], check.name) for asset in chosen for check in CHECKS[asset]]
     for event in verdicts(keys, red):
@@ -174,7 +181,7 @@ def _job(names: Names, recorder: Recorder) -> dg.JobDefinition:
             yield from recorder.recorded(context, configuration, one)
             _log(context, one.done)
             progress.ended(one.done.name, has_failed=one.done.has_failed)
-        _log_verdicts(context, names, recorder, configuration, list(CHECKS))
+        _log_verdicts(context, names, recorder, configuration, list(CHECKS), visited=chosen)
         tell_run(context, names, recorder.memory, context.run, None)
 
     @dg.job(

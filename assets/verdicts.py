@@ -59,10 +59,12 @@ def verdict(key: dg.AssetCheckKey, found: Mapping[str, Red], *, queries: int) ->
     if worst_first:
         name, worst = worst_first[0]
         description = f"Red queries: {len(found):,} of {queries:,}. Worst: {name}: {worst.description}"
+    elif not queries:
+        description = "No query was examined: the configuration names no checkpoint with a committed batch."
     return dg.AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,
-        passed=not found,
+        passed=queries > 0 and not found,
         severity=dg.AssetCheckSeverity.ERROR
         if any(one.is_error for one in found.values())
         else dg.AssetCheckSeverity.WARN,

@@ -268,8 +268,11 @@ class BatchDriver:
             held = self._root.binding
             if (held.partitions, held.key_groups) != (self._partitions, self._key_groups):
                 self._warn(
-                    f"the state root has {held.partitions} partitions and {held.key_groups} key groups; the "
-                    f"{self._partitions} and {self._key_groups} that are asked for are ignored; see: statekeeper rescale"
+                    self._pasteable(
+                        f"the state root has {held.partitions} partitions and {held.key_groups} key groups; the "
+                        f"{self._partitions} and {self._key_groups} that are asked for are ignored. To change the "
+                        f"partitions, stop the job and run: statekeeper rescale ROOT --partitions {self._partitions}"
+                    )
                 )
         return self._root
 

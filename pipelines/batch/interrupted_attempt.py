@@ -69,7 +69,7 @@ def _record_of(root: StateRoot, attempt: Attempt, sources: tuple[str, ...], outp
     if pending is not None and pending.structure is not root.structure:
         # The root was switched between the sink's commit and its own. Or batch 0 ran with the other argument.
         held, mine = pending.structure, root.structure
-        switch = "statekeeper switch " + url + " --to {} --apply --confirm-stopped"
+        switch = "statekeeper switch ROOT --to {} --apply --confirm-stopped"
         first = "" if batch == 0 else f"stop the job and run: {switch.format(held.value)}. Then "
         raise SinkConflict(
             f"the sink contains batch {batch} from attempt {attempt.attempt}, which ran in structure {held.name}; the "
@@ -85,7 +85,10 @@ def _record_of(root: StateRoot, attempt: Attempt, sources: tuple[str, ...], outp
         raise SinkConflict(
             f"the sink contains batch {batch} from attempt {attempt.attempt}, but {problem}; the batch was not committed",
             path=url,
-            hint="restore both to the same batch: the state root with statekeeper rewind, the table with RESTORE",
+            hint="restore table and state root to the same batch: the table with RESTORE in SQL, and the root with: "
+            f"statekeeper rewind ROOT --to-batch {batch - 1} --apply --confirm-stopped"
+            if batch > 0
+            else "start over with a new checkpoint, a new root and an empty table",
         )
     recorded = sorted(pending.outputs) or [DEFAULT_OUTPUT]
     if recorded != sorted(outputs):

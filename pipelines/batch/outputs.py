@@ -280,8 +280,13 @@ class Outputs:
             texts = ", ".join(f"{name!r} has attempt {attempt}" for name, attempt in sorted(attempts.items()))
             raise SinkConflict(
                 f"the sinks contain batch {batch} from different attempts: {texts}; the batch was not committed",
-                hint="two drivers with different sinks ran this query at the same time. Stop one. Restore the root and all "
-                f"tables to batch {batch - 1}: the state root with statekeeper rewind, the tables with RESTORE",
+                hint="two drivers with different sinks ran this query at the same time. Stop both. "
+                + (
+                    f"Restore the root and all tables to batch {batch - 1}: the tables with RESTORE in SQL, and the root "
+                    f"with: statekeeper rewind ROOT --to-batch {batch - 1} --apply --confirm-stopped"
+                    if batch > 0
+                    else "Start one of them with a new checkpoint, a new root and empty tables"
+                ),
             )
         exact = [name for name, sink in self._sinks.items() if sink.supports_exactly_once]
         missing = tuple(name for name in exact if held[name] is None)

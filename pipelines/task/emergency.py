@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,8 +74,8 @@ class EmergencySnapshots:
         if self._reported is None:
             self._warn(
                 f"the {'tail' if len(late) == 1 else 'tails'} of {counted(len(late), 'store')} reached {self._changelogs} "
-                "changelogs: the job takes snapshots now, and the query waits. Schedule `statekeeper snapshot` for this "
-                "root"
+                "changelogs: the job takes snapshots now, and the query waits. Schedule for this root: "
+                f"statekeeper maintain {shlex.quote(self._storage.url)}"
             )
         failures: list[str] = []
 
@@ -108,5 +109,5 @@ class EmergencySnapshots:
             self._warn(
                 f"{what}, the first: {failures[0]}. The job tries again after 1, 2, 4 ... {LONGEST_PAUSE_BATCHES} batches "
                 f"and does not repeat this warning. Without snapshots, it stops about {BATCHES_TO_CEILING} batches after "
-                f"the first try. Run: statekeeper snapshot {self._storage.url} --all"
+                f"the first try. Run: statekeeper snapshot {shlex.quote(self._storage.url)} --all"
             )

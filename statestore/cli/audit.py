@@ -191,7 +191,7 @@ def _named_stores(stores: Sequence[StorePath]) -> str:
 def _summary(looked: Looked) -> str:
     result, totals = looked.audit, _object(looked)["totals"]
     verdict = (
-        "clean"
+        ("nothing to audit" if result.batch is None else "clean")
         if not result.findings
         else f"{counted(totals['errors'], 'error')}, {counted(totals['warnings'], 'warning')}"
     )

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import (
+    BadConfiguration,
+    NotACheckpoint,
+    RefusedAsUnsafe,
+    RootHeld,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli.common import (
     FAILED,
@@ -53,11 +62,11 @@ def several_roots(verb: Verb) -> Callable[..., None]:
                 shown = [{"error": error_object(error)}]
                 codes.append(error.exit_code)
             results.append({"root": name, "exit_code": codes[-1], **(shown[0] if shown else {})})
+        if not codes:
+            raise no_checkpoints(ctx)
         if output.as_json:
             click.echo(as_json({"roots": results}))
-        elif not results and not codes:
-            click.echo(_NO_CHECKPOINTS)
-        sys.exit(max(codes, key=_severity, default=0))
+        sys.exit(worst(codes))
 
     return _roots_options(of_all)
 
@@ -85,14 +94,43 @@ def rows_of_several_roots(verb: Callable[..., None]) -> Callable[..., None]:
                     raise
                 list_of_roots.failed(rows, error)
                 codes.append(error.exit_code)
-        if not list_of_roots.end() and not codes and form == "table":
-            click.echo(_NO_CHECKPOINTS)
-        sys.exit(max(codes, key=_severity, default=0))
+        if not codes:
+            raise no_checkpoints(ctx)
+        list_of_roots.end()
+        sys.exit(worst(codes))
 
     return _roots_options(of_all)
 
 
-_NO_CHECKPOINTS = "no checkpoints: statekeeper.toml configures none"
+def no_checkpoints(ctx: click.Context) -> BadConfiguration:
+    """The error of --all if there is no checkpoint: a result of nothing must not look like success."""
+    chosen = ctx.find_root().params.get("config")
+    file = CONFIGURATION_FILE if chosen is None else str(chosen)
+    is_there = chosen is not None or Path(file).exists()
+    return BadConfiguration(
+        "configures no checkpoint, and its parents have no folder with one; nothing was examined"
+        if is_there
+        else "does not exist in the working directory, so --all has no checkpoint; nothing was examined",
+        path=file,
+        hint='name a checkpoint instead of --all, or add one to the file: [roots.orders] and url = "s3://bucket/orders"',
+    )
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code for several roots: that of the root with the worst result."""
+    return max(codes, key=lambda code: _WORST_LAST.index(code if code in _WORST_LAST else FAILED))
+
+
+_WORST_LAST = (
+    0,
+    NotACheckpoint.exit_code,
+    RootHeld.exit_code,
+    UnknownFormatVersion.exit_code,
+    RefusedAsUnsafe.exit_code,
+    FAILED,
+    FINDINGS,
+)
+"""A finding is the worst: state is lost or at risk. After an error, nothing of the root is known."""
 
 
 def _is_one(roots: tuple[str, ...], all_roots: bool) -> bool:
@@ -123,8 +161,3 @@ def _discovered(ctx: click.Context, codes: list[int]) -> Iterator[str]:
     for name in found.empty:
         TALK.print(plain(f"{name}: there is no folder at {configuration.parents[name].url}"), soft_wrap=True)
     yield from sorted({*found.queries, *found.waiting} - found.problems.keys())
-
-
-def _severity(code: int) -> tuple[bool, int]:
-    """Order exit codes: success, findings, then errors."""
-    return (code not in (0, FINDINGS), code)

@@ -255,11 +255,10 @@ class ListOfRoots:
             of_root = {"root": rows.root, "exit_code": error.exit_code, "error": error_object(error)}
             _write(f"{rows.before}{as_line(of_root)}\n")
 
-    def end(self) -> bool:
-        """End the list. Returns whether there were any roots."""
+    def end(self) -> None:
+        """End the list."""
         if self.form == "json":
             _write("]}\n" if self._count else '{"roots": []}\n')
-        return self._count > 0
 
 
 def side_by_side(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -105,6 +105,12 @@ def test_an_error_is_worse_than_a_warning() -> None:
     assert verdict(KEY, {}, queries=9).passed
 
 
+def test_a_verdict_over_no_query_is_not_green() -> None:
+    nothing = verdict(KEY, {}, queries=0)
+    assert (nothing.passed, nothing.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert (nothing.description or "").startswith("No query was examined")
+
+
 def test_no_plot_mixes_the_numbers_of_queries(
     definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:

@@ -68,8 +68,7 @@ def test_findings_are_shown_worst_first_with_consequence_and_action(root: Path, 
         f"  {gone}: is missing",
         f"    versions 3 to 4 (batches 2 to 3) of store {checkpoint.stores[0]} cannot be restored; "
         "the newest batch of which every store has all files is 1 (version 2)",
-        "    -> restore the file from a backup, or roll back to batch 1: "
-        f"statekeeper rewind {checkpoint.storage.url} --to-batch 1",
+        f"    -> restore the file from a backup, or roll back to batch 1: statekeeper rewind {root} --to-batch 1",
         "",
     ]
     assert lines[5] == "WARNING: an unrecognized file"
@@ -135,18 +134,50 @@ def test_many_findings_are_counted_and_the_worst_are_shown(root: Path, checkpoin
     assert len(json.loads(audit(root, "--output", "json").stdout)["findings"]) == 61
 
 
-def test_a_checkpoint_without_a_batch_is_clean(root: Path, tmp_path: Path) -> None:
+def test_the_audit_of_a_checkpoint_without_a_batch_does_not_say_that_it_is_clean(root: Path, tmp_path: Path) -> None:
     Checkpoint(open_storage(str(root)), tmp_path)
     result = audit(root)
     assert result.exit_code == 0
-    assert result.stdout.startswith("no batch is committed yet: clean")
+    assert result.stdout.startswith("no batch is committed yet: nothing to audit")
 
 
-def test_all_without_configured_roots_prints_a_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["audit", "inspect", "lease", "dump", "diff"])
+def test_no_verb_succeeds_over_zero_checkpoints(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "empty.toml"
-    config.write_text("")
-    result = CliRunner().invoke(main, ["--config", str(config), "audit", "--all"])
-    assert (result.exit_code, result.output) == (0, "no checkpoints: statekeeper.toml configures none\n")
+    config.write_text(f'[parents.jobs]\nurl = "{tmp_path}"\n')
+    for before, problem in (
+        (["--config", str(config)], f"{config}: configures no checkpoint"),
+        ([], "statekeeper.toml: does not exist in the working directory"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        result = CliRunner().invoke(main, [*before, verb, "--all", "--output", "json"])
+        assert result.exit_code == 2, result.output
+        assert f"bad_configuration: {problem}" in result.stderr
+        assert json.loads(result.stdout)["error"]["code"] == "bad_configuration"
+
+
+def test_maintain_does_not_succeed_over_zero_checkpoints(tmp_path: Path) -> None:
+    config = tmp_path / "empty.toml"
+    for text, status, exit_code in (
+        ("", "ERROR: empty: the configuration names no root, so nothing is maintained", 1),
+        (f'[parents.jobs]\nurl = "{tmp_path}"\n', "WARN: jobs: ", 3),
+    ):
+        config.write_text(text)
+        result = CliRunner().invoke(main, ["--config", str(config), "maintain", "--all"])
+        assert result.exit_code == exit_code
+        assert result.stdout.startswith(status)
+
+
+def test_an_error_of_one_root_does_not_hide_the_findings_of_another(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (root / checkpoint.stores[0].changelog(checkpoint.versions[2][0])).unlink()
+    nowhere = tmp_path / "nowhere"
+    for roots in ((root, nowhere), (nowhere, root)):
+        result = audit(*roots, "--output", "json")
+        assert result.exit_code == 3
+        assert {one["exit_code"] for one in json.loads(result.stdout)["roots"]} == {3, 10}
+    assert audit(nowhere, tmp_path / "elsewhere").exit_code == 10
 
 
 def test_a_missing_object_names_the_next_command(root: Path, checkpoint: Checkpoint) -> None:

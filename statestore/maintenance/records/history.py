@@ -259,16 +259,15 @@ def runs_since(since_seconds: float, listed: Iterable[Entry]) -> int:
     return sum((_started_seconds(path) or 0.0) >= since_seconds for path in outcomes)
 
 
-def newest_run_seconds(storage: Storage, verbs: Collection[str]) -> float | None:
-    """Return the Unix time at which the newest run of these verbs with an outcome started; None without such a run. One
-    listing. Raises `StorageError`."""
-    started = [
+def starts_of_runs(storage: Storage, verbs: Collection[str]) -> list[float]:
+    """Return the Unix times at which the runs of these verbs with an outcome started. One listing. Raises
+    `StorageError`."""
+    return [
         seconds
         for entry in storage.list(names.HISTORY)
         if (parsed := names.parse_history(entry.path)) and parsed[0] in verbs and parsed[1] == "outcome"
         if (seconds := _started_seconds(entry.path)) is not None
     ]
-    return max(started, default=None)
 
 
 def _started_seconds(path: str) -> float | None:

@@ -2,7 +2,7 @@
 
 The reasons are in docs/how-to/spark-queries.md. Spark reads these configuration values at each start and does not store
 them in the checkpoint. Without maintenance, a query needs Spark's own snapshots: only a checkpoint that Statekeeper
-maintains gets the advice to disable them.
+maintains on a schedule gets the advice to disable them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _BEFORE_THE_CEILING = 250
 """In structure V2 a running query needs its own snapshots: it fails after about 800 changelogs, and detects snapshots of
 Statekeeper only at a restart. This interval tolerates two failed snapshots."""
 
-_MAINTAINED_SECONDS = 2 * 86_400.0
+_DAY_SECONDS = 86_400.0
+_MAINTAINED_DAYS = 2
 """The nightly sweep maintains idle queries, too. Twice its interval tolerates one failed night."""
+_SCHEDULED_DAYS, _OF_DAYS = 3, 7
+"""A schedule has run on three of the last seven days. One run, or several in one evening, can be a person's."""
 
 _VERBS = ("snapshot", "gc")
 """The verbs that a schedule runs, and whose runs the history of a checkpoint records."""
@@ -71,6 +74,7 @@ def advice(storage: Storage, gathered: SnapshotFacts, mode: Mode, *, clock: Cloc
 
 
 def _is_maintained(storage: Storage, now_seconds: float) -> bool:
-    """Return whether a recent run of Statekeeper took snapshots, or deleted files after it examined the checkpoint."""
-    newest = history.newest_run_seconds(storage, _VERBS)
-    return newest is not None and now_seconds - newest <= _MAINTAINED_SECONDS
+    """Return whether Statekeeper takes snapshots, or deletes files after it examined the checkpoint, on a schedule."""
+    ages = [(now_seconds - started) / _DAY_SECONDS for started in history.starts_of_runs(storage, _VERBS)]
+    days = {int(age) for age in ages if age < _OF_DAYS}
+    return len(days) >= _SCHEDULED_DAYS and min(ages) <= _MAINTAINED_DAYS

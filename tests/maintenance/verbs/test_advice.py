@@ -41,8 +41,10 @@ def advised(storage: Storage, mode: Mode = Mode.FULL, days_later: float = 0.0) -
     return advice(storage, snapshot.gather(storage, at_head=True), mode, clock=clock)
 
 
-def record_a_run(storage: Storage, verb: str) -> None:
-    History.begin(storage, verb, RUN, SystemClock()).outcome([{}])
+def record_runs(storage: Storage, verb: str, *days_ago: float) -> None:
+    for number, days in enumerate(days_ago):
+        clock = SleeplessClock(SystemClock().now_seconds() - days * DAY)
+        History.begin(storage, verb, f"{RUN[:-1]}{number}", clock).outcome([{}])
 
 
 def with_a_snapshot_of_spark(native: Checkpoint) -> Storage:
@@ -56,28 +58,32 @@ def test_a_query_configured_for_statekeeper_needs_no_advice(native: Checkpoint) 
 
 
 @pytest.mark.parametrize("verb", ["snapshot", "gc"])
-def test_the_query_of_a_maintained_checkpoint_is_advised_to_disable_sparks_own_snapshots(
+def test_the_query_of_a_checkpoint_that_a_schedule_maintains_is_advised_to_disable_sparks_own_snapshots(
     native: Checkpoint, verb: str
 ) -> None:
     storage = with_a_snapshot_of_spark(native)
-    record_a_run(storage, verb)
+    record_runs(storage, verb, 0.1, 1.1, 2.1)
     [found] = advised(storage)
     assert found.seen.startswith("Spark takes its own snapshots")
 
 
-def test_a_query_that_nothing_maintains_keeps_sparks_own_snapshots(native: Checkpoint) -> None:
+def test_a_query_that_no_schedule_maintains_keeps_sparks_own_snapshots(native: Checkpoint) -> None:
     storage = with_a_snapshot_of_spark(native)
     assert advised(storage) == [], "no run is recorded"
-    record_a_run(storage, "repair")
+    record_runs(storage, "repair", 0.1, 1.1, 2.1)
     assert advised(storage) == [], "a repair is not maintenance"
-    record_a_run(storage, "snapshot")
+    record_runs(storage, "gc", 0.1)
+    assert advised(storage) == [], "a person ran it once"
+    record_runs(storage, "gc", 0.11, 0.12, 0.13)
+    assert advised(storage) == [], "a person ran it several times in one evening"
+    record_runs(storage, "snapshot", 0.1, 1.1, 2.1)
     assert advised(storage, Mode.OBSERVE) == [], "the configuration allows no snapshots"
     assert advised(storage, days_later=3) == [], "the maintenance has ended"
     assert advised(storage, days_later=1) != [], "a night without a run"
 
 
 def test_inspect_prints_the_confs_that_disable_sparks_own_snapshots(native: Checkpoint, tmp_path: Path) -> None:
-    record_a_run(with_a_snapshot_of_spark(native), "snapshot")
+    record_runs(with_a_snapshot_of_spark(native), "snapshot", 0.1, 1.1, 2.1)
     unmaintained = CliRunner().invoke(main, ["inspect", str(tmp_path / "root")])
     assert "minDeltasForSnapshot" not in unmaintained.output, "the default mode of a native query is observe"
     configuration = tmp_path / "statekeeper.toml"
