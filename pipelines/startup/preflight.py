@@ -199,6 +199,16 @@ def require_trigger(trigger: Mapping[str, Any] | None) -> None:
         )
 
 
+def require_free_name(session: SparkSession, name: str | None) -> None:
+    """Raise `UnsupportedEnvironment` for the name of an active query of the session."""
+    active = next((one for one in session.streams.active if name is not None and one.name == name), None)
+    if active is not None:
+        raise UnsupportedEnvironment(
+            f"a query with the name {name!r} is active in this session (id {active.id}); the query was not started",
+            hint="choose another name, or first stop that query",
+        )
+
+
 def require_places_apart(places: Mapping[str, str]) -> None:
     """Raise `UnsupportedEnvironment` if two of the places (name -> URL) are equal or nested."""
     parts = {name: _parts(url) for name, url in places.items()}

@@ -182,6 +182,7 @@ def start(
         rows = with_ticks(rows, tick)
     preflight.require_usable(operator)
     preflight.require_trigger(trigger)
+    preflight.require_free_name(session, name)
     root_spec = StorageSpec(root) if isinstance(root, str) else root
     checkpoint_spec = StorageSpec(checkpoint) if isinstance(checkpoint, str) else checkpoint
     sinks = require_sinks(operator, sink, structure, late)

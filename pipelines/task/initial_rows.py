@@ -21,6 +21,9 @@ from statekeeper.statestore.base.errors import SchemaMismatch, WrongInitial
 from statekeeper.statestore.format.state_rows import encode_keys, encode_values
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
 
+_MOST_EXAMPLES = 3
+"""Keys that an error about keys with several rows names."""
+
 INPUT = -1
 """The kind of an input row. The kind of an initial row is the number of its store."""
 
@@ -59,6 +62,7 @@ class InitialRows:
         self._row_columns = row_columns
         self._columns = columns
         self._last: dict[str, bytes] = {}
+        self._twice: dict[str, list[str]] = {}
 
     def by_kind(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """Group rows by kind; consume a group before the next. Input rows have only their own columns and the key group."""
@@ -76,7 +80,8 @@ class InitialRows:
                     yield kind, rows.select(range(own)) if kind == INPUT else rows
 
     def put(self, kind: int, rows: pa.RecordBatch, partition: int, state: KeyedState) -> None:
-        """Write the rows of one kind and partition, sorted by key, into their store. Raises `WrongInitial`."""
+        """Write the rows of one kind and partition, sorted by key, into their store, unless a key has several rows.
+        Raises `WrongInitial` for nulls."""
         name = self._columns.stores[kind]
         values_at = len(self._row_columns) + 2
         values_at += sum(len(self._operator.stores[before]) for before in self._columns.stores[:kind])
@@ -101,7 +106,9 @@ class InitialRows:
                 )
         groups = rows.column(len(self._row_columns)).to_numpy()
         encoded = encode_keys(groups, key_rows)
-        self._require_unique(name, encoded, key_rows)
+        self._look_for_duplicates(name, encoded, key_rows)
+        if self._twice:
+            return
         value_rows = _cast(given, schema)
         state.put_new(name, PlacedKeys.of_partition(encoded, partition), value_rows)
         # The digest is of the given rows: the time of their expiry is not part of them.
@@ -111,20 +118,35 @@ class InitialRows:
         digest = self.digests.setdefault(partition, RowsDigest())
         digest.add((prefix + key, value) for key, value in pairs)
 
-    def _require_unique(self, name: str, keys: pa.LargeBinaryArray, key_rows: pa.Table) -> None:
-        """Equal keys are adjacent, because the rows are sorted by key. Raises `WrongInitial`."""
-        same = pc.equal(keys[1:], keys[:-1])
-        row = pc.index(same, True).as_py() + 1
-        if self._last.get(name) == keys[0].as_py():
-            row = 0
-        elif row == 0:
-            self._last[name] = keys[-1].as_py()
-            return
-        raise WrongInitial(
-            f"initial rows of store {name!r} contain two rows of one key: {_shown(key_rows, row)}; the batch was not "
-            "committed",
-            hint="give each key once in `initial`, and start the job again",
-        )
+    def require_unique(self) -> None:
+        """Raise `WrongInitial` if a key had several rows so far."""
+        for name, examples in self._twice.items():
+            raise WrongInitial(
+                f"initial rows of store {name!r} contain two rows of one key: {', '.join(examples)}; the batch was not "
+                "committed",
+                hint="give each key once in `initial`, and start the job again",
+            )
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether a key had several rows. From then on, `put` writes nothing and looks for more examples."""
+        return bool(self._twice)
+
+    @property
+    def has_enough_examples(self) -> bool:
+        """Whether the error can name all the keys that it names."""
+        return any(len(examples) == _MOST_EXAMPLES for examples in self._twice.values())
+
+    def _look_for_duplicates(self, name: str, keys: pa.LargeBinaryArray, key_rows: pa.Table) -> None:
+        """Equal keys are adjacent, because the rows are sorted by key."""
+        begins_again = pa.array([self._last.get(name) == keys[0].as_py()])
+        same = pa.concat_arrays([begins_again, pc.equal(keys[1:], keys[:-1])])
+        self._last[name] = keys[-1].as_py()
+        for key in keys.filter(same).unique():
+            shown = str(_shown(key_rows, keys.index(key).as_py()))
+            examples = self._twice.setdefault(name, [])
+            if shown not in examples and len(examples) < _MOST_EXAMPLES:
+                examples.append(shown)
 
 
 def _cast(columns: list[pa.Array], schema: pa.Schema) -> pa.Table:

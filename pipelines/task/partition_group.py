@@ -6,8 +6,14 @@ partitions are encoded, passed and decoded at once. Only reads and writes of the
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
+import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,7 +40,7 @@ from statekeeper.pipelines.task.results import as_outputs
 from statekeeper.pipelines.task.task_outputs import Tables
 from statekeeper.pipelines.task.timers_and_expiry import TimedState, Times, timestamps
 from statekeeper.pipelines.task.whole_keys import Piece, WholeKeys
-from statekeeper.statestore.base.errors import WrongResult
+from statekeeper.statestore.base.errors import UnusableFunction, WrongResult
 from statekeeper.statestore.format.state_rows import decode_keys, encode_keys
 from statekeeper.statestore.format.unsafe_row import normalise_keys
 from statekeeper.statestore.root.times import BatchTimes
@@ -96,10 +102,13 @@ class PartitionGroup:
             yield from self._process_input(batches)
         else:
             for kind, rows in self._initial.by_kind(batches):
-                if kind == INPUT:
-                    yield from self._process_input(rows)
-                else:
+                if kind != INPUT:
                     yield from self._put_initial(kind, rows)
+                elif not self._initial.has_duplicates:
+                    yield from self._process_input(rows)
+                if self._initial.has_enough_examples:
+                    break
+            self._initial.require_unique()
         yield from self._finish_until(None)
 
     def _process_input(self, batches: Iterator[pa.RecordBatch]) -> Generator[Tables]:
@@ -134,7 +143,8 @@ class PartitionGroup:
         group = len(self._row_columns) - 1
         for rows in batches:
             for partition, part in partition_runs(self._partitions_of(rows.column(group))):
-                yield from self._finish_until(partition)
+                if not self._initial.has_duplicates:
+                    yield from self._finish_until(partition)
                 self._initial.put(kind, rows[part], partition, self._state)
 
     def _finish_until(self, partition: int | None) -> Generator[Tables]:
@@ -188,7 +198,8 @@ class PartitionGroup:
         """Pass the state that is due to the function. It is already deleted."""
         for key_rows, state in timed.take_due(partition, self._operator.pieces.rows):
             given = key_rows.append_column(TIMER_COLUMN, key_rows.column(self._operator.timer_key))
-            update = function(self._frame(given), self._frame(state), self._batch)
+            with _existing_columns({"rows": given, "state": state}):
+                update = function(self._frame(given), self._frame(state), self._batch)
             if not isinstance(update, Update):
                 raise WrongResult(f"`on_timer` returned {type(update).__name__}", hint="return an Update")
             for what, part in (("state", update.state), ("deletions", update.deleted), ("timers", update.timers)):
@@ -210,7 +221,8 @@ class PartitionGroup:
     ) -> Tables:
         """Call a function with rows and the state of their keys, write its changes, and return its outputs."""
         read = self._state.read(keys, key_rows)
-        update = function(self._frame(rows), self._frames(read.tables), *further)
+        with _existing_columns({"rows": rows, **self._titles(read.tables)}):
+            update = function(self._frame(rows), self._frames(read.tables), *further)
         if not isinstance(update, Update):
             raise WrongResult(f"the update function returned {type(update).__name__}", hint="return an Update")
         self._state.apply(update, keys, read, **times)
@@ -221,8 +233,50 @@ class PartitionGroup:
             return self._frame(next(iter(state.values())))
         return {name: self._frame(table) for name, table in state.items()}
 
+    def _titles(self, state: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
+        """The state by its name in an error."""
+        return {"state" if self._operator.has_one_store else f"state[{name!r}]": table for name, table in state.items()}
+
     def _frame(self, table: pa.Table) -> Any:
         return to_pandas(table) if self._operator.frames is Frames.PANDAS else table
+
+
+_LIBRARIES = ("pyarrow", "pandas")
+_MISSING_COLUMN = (
+    re.compile(r'Field "(?P<name>.+)" does not exist in schema'),
+    re.compile(r"FieldRef\.Name\((?P<name>.+?)\)(?: |$)"),
+    re.compile(r"Column '(?P<name>.+)' not found"),
+    re.compile(r"Column (?P<name>.+) does not exist in schema"),
+    re.compile(r"object has no attribute '(?P<name>.+)'"),
+    re.compile(r"^\W*(?:None of \[Index\(\[)?'(?P<name>[^']+)'"),
+)
+"""What Arrow and pandas say of a column that a table does not have."""
+
+
+@contextmanager
+def _existing_columns(tables: Mapping[str, pa.Table]) -> Iterator[None]:
+    """Raise `UnusableFunction` if a function reads a column that none of its tables has: usually a misspelt one."""
+    try:
+        yield
+    except (KeyError, pa.ArrowInvalid, AttributeError) as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        of_user = [(frame, line) for frame, line in frames if not _module(frame).startswith(_LIBRARIES)]
+        name = next((found["name"] for one in _MISSING_COLUMN if (found := one.search(str(error)))), None)
+        columns = list(dict.fromkeys(column for table in tables.values() for column in table.column_names))
+        if name is None or name in columns or frames[-1] == of_user[-1]:
+            raise
+        frame, line = of_user[-1]
+        near = difflib.get_close_matches(name, columns, 1)
+        have = "; ".join(f"{title}: {', '.join(table.column_names)}" for title, table in tables.items())
+        raise UnusableFunction(
+            f"the function reads column {name!r}, which neither its rows nor its state have "
+            f"({Path(frame.f_code.co_filename).name}, line {line}); the batch was not committed",
+            hint=f"did you mean {near[0]!r}? It gets {have}" if near else f"it gets {have}",
+        ) from error
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def takes_batch(update: Callable[..., Any]) -> bool:

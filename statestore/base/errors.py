@@ -440,7 +440,7 @@ class WrongResult(StatekeeperError):
 
 
 class UnusableFunction(StatekeeperError):
-    """The update function cannot be pickled, or does not accept rows and state."""
+    """The update function cannot be pickled, does not accept rows and state, or reads a column that does not exist."""
 
     code = "unusable_function"
     exit_code = 2

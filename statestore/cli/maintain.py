@@ -241,11 +241,7 @@ def maintain(
         result_has_begun()
         with suppress(_Terminated):
             while True:
-                made = look()
-                if not (made.visits or made.absent or made.not_due):
-                    TALK.print(
-                        tables.plain(f"{utc(process.clock.now_seconds())} {no_checkpoints(ctx)}"), soft_wrap=True
-                    )
+                look()
                 process.clock.sleep(watch)
         # The signal may have interrupted a round after its visits, or the replacement of the file.
         write_metrics()

@@ -166,7 +166,7 @@ def test_duplicate_columns_streams_and_other_objects_are_rejected(stream: Stream
     ("rows", "said"),
     [
         ([(None, 1, 1)], "key column 'key' contains nulls"),
-        ([(5, 1, 1), (5, 1, 2)], r"contain two rows of one key: \{'key': 5\}"),
+        ([(5, 1, 1), (5, 1, 2)], r"contain two rows of one key: \{'key': 5\};"),
     ],
 )
 def test_null_and_duplicate_keys_stop_batch_0_before_it_commits_anything(

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from statekeeper.pipelines.batch.spark import named
 from statekeeper.pipelines.operator.declaration import Frames, Update
-from statekeeper.statestore.base.errors import LineageCeiling, WrongResult
+from statekeeper.statestore.base.errors import LineageCeiling, UnusableFunction, WrongResult
 from statekeeper.statestore.store.state_store import StoreLimits
 from tests.support.partition_task import NEW, OUT, STATE, Task
 
@@ -105,6 +106,40 @@ def test_an_invalid_result_of_an_update_function_is_rejected_and_not_committed(t
     assert "\n" not in str(refused.value), "a line in a log"
     assert task.nothing_was_committed()
     assert task.no_file_is_left_over()
+
+
+MISSPELT = {
+    "a column of the state": lambda rows, state: state["totl"],
+    "a column of the state in an expression": lambda rows, state: state.filter(pc.field("totl") > 1),
+    "a column to sort by": lambda rows, state: state.sort_by("totl"),
+    "a column of pandas": lambda rows, state: state.to_pandas()["totl"],
+    "columns of pandas": lambda rows, state: state.to_pandas()[["totl"]],
+    "an attribute of pandas": lambda rows, state: state.to_pandas().totl,
+}
+
+
+@pytest.mark.parametrize("read", MISSPELT.values(), ids=list(MISSPELT))
+def test_a_misspelt_column_names_the_column_that_was_meant_and_the_line(task, read):
+    def update(rows, state):
+        read(rows, state)
+        return Update(OUT, NEW)
+
+    task._update = update
+    with pytest.raises(UnusableFunction, match="reads column 'totl'") as refused:
+        task.run()
+    assert "test_wrong_results.py, line " in str(refused.value)
+    assert "did you mean 'total'?" in str(refused.value)
+    assert task.nothing_was_committed()
+
+
+@pytest.mark.parametrize("read", [lambda: {}["totl"], lambda: OUT["total"], lambda: OUT.nothing])
+def test_another_error_of_the_function_stays_as_it_is(task, read):
+    def update(rows, state):
+        return read()
+
+    task._update = update
+    with pytest.raises((KeyError, AttributeError)):
+        task.run()
 
 
 def test_declared_results_are_accepted_and_stored_for_the_next_batch(task):

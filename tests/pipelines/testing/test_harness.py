@@ -112,7 +112,12 @@ def test_a_test_can_start_from_a_state(harness: OperatorHarness) -> None:
 def test_wrong_initial_rows_are_rejected() -> None:
     row = {"key": 1, "count": 1, "total": 1}
     for initial, error, problem in (
-        ([row, row], WrongInitial, "contain two rows of one key"),
+        ([row, row], WrongInitial, r"contain two rows of one key: \{'key': 1\};"),
+        (
+            [{**row, "key": key} for key in (*range(9), 3, 3, 5, 7, 8)],
+            WrongInitial,
+            r"of one key: (\{'key': [3578]\}(, |;)){3}",
+        ),
         ([{**row, "key": None}], WrongInitial, "key column 'key' contains nulls"),
         ([{**row, "count": "1"}], SchemaMismatch, "column count of the rows cannot be int64"),
         (pa.table({"key": [1]}), SchemaMismatch, "the rows lack the columns"),
