@@ -71,6 +71,8 @@ from typing import ClassVar
 from statekeeper.statestore.base.redaction import printable, redacted
 
 _BRANCH = re.compile(r"[│├└─ ]+(?P<name>[A-Z]\w+) +(?P<exit>\d+) +(?P<code>\w+)(?: +(?P<action>.*))?")
+RESTORE = "restore the file from a backup; to list the batches that can be restored, run: statekeeper audit ROOT"
+"""The hint of an error about a file of a checkpoint that is lost or damaged."""
 _FIND_DAMAGE = "to find the damage, run: statekeeper audit ROOT"
 
 

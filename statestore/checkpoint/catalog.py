@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, NotACheckpoint, ObjectMissing, VersionNotLoadable
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.commit_log import CommitLog, Heads, batches_of
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
@@ -436,6 +436,4 @@ def _mark_of(marks: logs.ByStore, store: StorePath, place: int, what: str, path:
     try:
         return marks[store.operator][store.partition][place]
     except (KeyError, IndexError):
-        raise CorruptFile(
-            f"has no {what} of store {store}; its head is unknown", path=path, hint="restore the file from a backup"
-        ) from None
+        raise CorruptFile(f"has no {what} of store {store}; its head is unknown", path=path, hint=RESTORE) from None

@@ -22,7 +22,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, HalfSwitched, RootHeld
+from statekeeper.statestore.base.errors import RESTORE, AlreadyExists, CorruptFile, HalfSwitched, RootHeld
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.file_sink import parse_entry
 from statekeeper.statestore.format.json_records import (
@@ -287,7 +287,7 @@ def _read(storage: Storage, number: int, parts: Mapping[str, str]) -> RewriteJou
         raise CorruptFile(
             "is missing, but other files of the journal exist; the rewrite cannot be finished or reversed",
             path=path,
-            hint="restore the file from a backup",
+            hint=RESTORE,
         )
     begun = _parse_begun(storage.read(parts["begun"]), number, parts["begun"])
     by_name = {_made(store): store for store in begun.stores}

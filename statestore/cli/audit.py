@@ -14,7 +14,7 @@ from rich.text import Text
 
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.enum_codes import code
-from statekeeper.statestore.base.messages import counted, without_root
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
     FINDINGS,
@@ -75,18 +75,14 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
             scratch=scratch if deep else None,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
         )
-    looked = replace(looked, audit=_named(looked.audit, root))
+    looked = replace(looked, audit=_named(looked.audit))
     output.show(_object(looked), lambda console: _print(console, looked, verbose=verbose))
     return FINDINGS if looked.audit.findings else 0
 
 
-def _named(result: Audit, root: Opened) -> Audit:
+def _named(result: Audit) -> Audit:
     """The audit with commands that name the root as the user did."""
-
-    def named(text: str) -> str:
-        return pasteable(without_root(text, root.storage.url))
-
-    findings = (replace(one, meaning=named(one.meaning), action=named(one.action)) for one in result.findings)
+    findings = (replace(one, meaning=pasteable(one.meaning), action=pasteable(one.action)) for one in result.findings)
     return replace(result, findings=tuple(findings))
 
 

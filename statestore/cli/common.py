@@ -20,7 +20,7 @@ from rich.text import Text
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.durations import parse_duration
 from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError
-from statekeeper.statestore.base.messages import CONFIGURATION_FILE, with_name
+from statekeeper.statestore.base.messages import CONFIGURATION_FILE, with_name, without_root
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.cli import tables
@@ -52,8 +52,8 @@ INTERRUPTED = 130
 _MIB = 1024 * 1024
 
 # Keys of click's context, which the verbs share.
-_KEYS = ("is_shown", "root", "name", "endpoint", "limits")
-_IS_SHOWN, _ROOT, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
+_KEYS = ("is_shown", "root", "url", "name", "endpoint", "limits")
+_IS_SHOWN, _ROOT, _URL, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Terminal(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -143,6 +143,9 @@ def pasteable(text: str, ctx: click.Context | None = None) -> str:
     ctx = ctx or click.get_current_context(silent=True)
     if ctx is None or _NAME not in ctx.meta:
         return text
+    if _URL in ctx.meta:
+        # Findings, and errors about a store, have the URL of the root.
+        text = without_root(text, ctx.meta[_URL])
     top, endpoint = ctx.find_root(), ctx.meta.get(_ENDPOINT)
     is_given = top.get_parameter_source("config") is ParameterSource.COMMANDLINE
     config = ["--config", str(top.params["config"])] if is_given else []
@@ -201,7 +204,9 @@ def open_root(ctx: click.Context, name: str) -> Opened:
     root = configuration_of(ctx).find(name)
     ctx.meta[_ROOT] = spec = with_options(ctx, root.spec)
     name_root(ctx, name)
-    return _opened(spec, root)
+    opened = _opened(spec, root)
+    ctx.meta[_URL] = opened.storage.url
+    return opened
 
 
 def name_root(ctx: click.Context, name: str) -> None:

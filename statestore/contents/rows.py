@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock, Ids
-from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.format import names, operators
@@ -153,7 +153,7 @@ def _own_layout(contents: Contents, store: StorePath) -> Layout:
         raise CorruptFile(
             f"has no store for operator {store.operator}; its rows cannot be decoded",
             path=names.BINDING,
-            hint="restore the file from a backup",
+            hint=RESTORE,
         )
     schema = bound.stores[store.operator]
     before = (older[batch].get(schema.name) for batch in sorted(older) if batch > contents.batch)

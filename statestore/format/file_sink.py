@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
+from statekeeper.statestore.base.errors import (
+    RESTORE,
+    CorruptFile,
+    ObjectMissing,
+    RefusedAsUnsafe,
+    UnknownFormatVersion,
+)
 from statekeeper.statestore.format.names import parse_batch
 
 LOG = "_spark_metadata"
@@ -132,7 +138,7 @@ def require_entry(head: bytes, last: bytes, path: str) -> None:
         raise CorruptFile(
             "is truncated: its last line is not complete; nothing was changed",
             path=path,
-            hint="restore the file from a backup",
+            hint=RESTORE,
         )
 
 

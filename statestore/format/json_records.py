@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 import msgspec
 from msgspec import Meta, Struct
 
-from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.untrusted import BAD_VALUES, require_parsable
 
@@ -61,7 +61,7 @@ class About:
 
     name: str
     then: str = ""
-    hint: str = "restore the file from a backup"
+    hint: str = RESTORE
 
     def invalid(self, error: object, path: str) -> CorruptFile:
         """Return the error for an invalid record."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.structure import Structure
@@ -25,7 +25,6 @@ from statekeeper.statestore.format.untrusted import BAD_VALUES, checkpoint_id, j
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
-_RESTORE = "restore the file from a backup; to list the batches that can be restored, run: statekeeper audit ROOT"
 _KNOW_IT = "nothing was changed; upgrade Statekeeper"
 
 _STATE = "spark.sql.streaming.stateStore."
@@ -137,7 +136,7 @@ def parse_metadata(data: bytes, path: str) -> str:
     """Parse `metadata`; return the query's id."""
     body = json_object(data, path)
     if "id" not in body:
-        raise CorruptFile("lacks the field 'id'", path=path, hint=_RESTORE)
+        raise CorruptFile("lacks the field 'id'", path=path, hint=RESTORE)
     return str(body["id"])
 
 
@@ -154,7 +153,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
     """Parse `offsets/N`. Raises `UnknownFormatVersion` for a header other than v1 and v2, and `CorruptFile`."""
     lines = _lines(data, path, known=("v1", "v2"))
     if len(lines) < 2:
-        raise CorruptFile("is truncated: the metadata line is missing", path=path, hint=_RESTORE)
+        raise CorruptFile("is truncated: the metadata line is missing", path=path, hint=RESTORE)
     if not lines[1] and len(lines) > 2:
         return OffsetLog(watermark_ms=0, timestamp_ms=0, conf={}, sources=tuple(lines[2:]), is_continuous=True)
     head = json_object(lines[1].encode(), path)
@@ -167,7 +166,7 @@ def parse_offsets(data: bytes, path: str) -> OffsetLog:
             source_metadata=dict(head.get(_SOURCES, {})) if lines[0] == "v2" else None,
         )
     except BAD_VALUES as error:
-        raise CorruptFile("has a metadata line with a missing or invalid field", path=path, hint=_RESTORE) from error
+        raise CorruptFile("has a metadata line with a missing or invalid field", path=path, hint=RESTORE) from error
 
 
 def encode_commit(log: CommitLog) -> bytes:
@@ -202,7 +201,7 @@ def parse_commit(data: bytes, path: str) -> CommitLog:
         return CommitLog(watermark_ms, ids, digests, dict(body[_SINKS]))
     except BAD_VALUES as error:
         field_name = {"v1": _DIGESTS, "v2": _IDS}.get(lines[0], f"{_IDS} or {_SINKS}")
-        raise CorruptFile(f"has no valid {field_name}", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"has no valid {field_name}", path=path, hint=RESTORE) from error
 
 
 def _parsed(body: Any) -> ByStore:
@@ -225,9 +224,9 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
     try:
         lines = data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise CorruptFile("is not UTF-8 text", path=path, hint=_RESTORE) from error
+        raise CorruptFile("is not UTF-8 text", path=path, hint=RESTORE) from error
     if not data:
-        raise CorruptFile("is empty", path=path, hint=_RESTORE)
+        raise CorruptFile("is empty", path=path, hint=RESTORE)
     if lines[0] not in known:
         if lines[0].startswith("v") and lines[0][1:].isdigit():
             raise UnknownFormatVersion(
@@ -235,7 +234,7 @@ def _lines(data: bytes, path: str, *, known: tuple[str, ...]) -> list[str]:
                 path=path,
                 hint=_KNOW_IT,
             )
-        raise CorruptFile(f"starts with {lines[0][:20]!r} instead of a version", path=path, hint=_RESTORE)
+        raise CorruptFile(f"starts with {lines[0][:20]!r} instead of a version", path=path, hint=RESTORE)
     return lines
 
 

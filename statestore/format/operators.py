@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.java_io import Reader, utf
 from statekeeper.statestore.format.names import MOST_PARTITIONS, is_store_name
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json, plain_number
@@ -25,7 +25,6 @@ AGGREGATION = "stateStoreSave"
 LIMIT = "globalLimit"
 _VERSION = re.compile(r"v[0-9]+")
 _KNOW_IT = "nothing was written; upgrade Statekeeper"
-_RESTORE = "restore the file from a backup"
 _SCHEMA_FILE = re.compile(r"[0-9]+_[A-Za-z0-9-]+")
 _CHUNK_CHARACTERS = 65_535 // 6
 """A piece of this length fits into `writeUTF` with any characters: a character beyond U+FFFF takes six bytes. Spark
@@ -92,22 +91,22 @@ def parse_operator(data: bytes, path: str) -> OperatorMetadata:
         )
         metadata = OperatorMetadata(plain_number(str(info["operatorId"])), str(info["operatorName"]), stores)
     except BAD_VALUES as error:
-        raise CorruptFile(f"is not valid operator metadata: {error}", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"is not valid operator metadata: {error}", path=path, hint=RESTORE) from error
     if not metadata.stores:
-        raise CorruptFile("names no store", path=path, hint=_RESTORE)
+        raise CorruptFile("names no store", path=path, hint=RESTORE)
     (name, times), *_ = Counter(store.name for store in metadata.stores).most_common(1)
     if times > 1:
-        raise CorruptFile(f"names store {name[:80]!r} twice", path=path, hint=_RESTORE)
+        raise CorruptFile(f"names store {name[:80]!r} twice", path=path, hint=RESTORE)
     for store in metadata.stores:
         if not is_store_name(store.name) or not 0 < store.partitions <= MOST_PARTITIONS:
             raise CorruptFile(
                 f"has the impossible store {store.name[:80]!r} with {store.partitions:,} partitions",
                 path=path,
-                hint=_RESTORE,
+                hint=RESTORE,
             )
         if not all(map(_SCHEMA_FILE.fullmatch, store.schema_files)):
             raise CorruptFile(
-                f"has impossible schema files {store.schema_files} of store {store.name!r}", path=path, hint=_RESTORE
+                f"has impossible schema files {store.schema_files} of store {store.name!r}", path=path, hint=RESTORE
             )
     return metadata
 
@@ -187,7 +186,7 @@ def not_known(what: str, version: str, known: str, path: str) -> UnknownFormatVe
             f"has {what} version {version!r}, which is not supported (supported: {known})", path=path, hint=_KNOW_IT
         )
     start = f"starts with {version[:80]!r}" if version else "is empty, or its first line is empty"
-    return CorruptFile(f"{start}, not with a valid version of {what}", path=path, hint=_RESTORE)
+    return CorruptFile(f"{start}, not with a valid version of {what}", path=path, hint=RESTORE)
 
 
 def chunked_text(reader: Reader) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion, UnsupportedProvider
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion, UnsupportedProvider
 from statekeeper.statestore.format.logs import CODEC, ENCODING, SHUFFLE_PARTITIONS, OffsetLog
 from statekeeper.statestore.format.names import MOST_PARTITIONS
 from statekeeper.statestore.format.provider import PROVIDER, Provider, provider_of
@@ -69,7 +69,7 @@ def shuffle_partitions(log: OffsetLog, path: str) -> int | None:
         raise CorruptFile(
             f"sets {SHUFFLE_PARTITIONS} to the invalid value {text[:40]!r}",
             path=path,
-            hint="restore the file from a backup",
+            hint=RESTORE,
         )
     return int(text)
 

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile
 from statekeeper.statestore.format.names import (
     LARGEST_NUMBER,
     MOST_PARTITIONS,
@@ -116,17 +116,14 @@ def digest(value: object) -> str:
     return value
 
 
-_RESTORE = "restore the file from a backup"
-
-
 def json_object(data: bytes, path: str) -> dict[str, Any]:
     """Parse a JSON object. Raises `CorruptFile` for any other content."""
     try:
         value = parsed_json(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"is not valid JSON: {error}", path=path, hint=_RESTORE) from error
+        raise CorruptFile(f"is not valid JSON: {error}", path=path, hint=RESTORE) from error
     if not isinstance(value, dict):
-        raise CorruptFile("is JSON, but not an object", path=path, hint=_RESTORE)
+        raise CorruptFile("is JSON, but not an object", path=path, hint=RESTORE)
     return value
 
 

@@ -16,6 +16,7 @@ from msgspec import Meta, field
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import (
+    RESTORE,
     AlreadyExists,
     BatchConflict,
     CorruptFile,
@@ -136,7 +137,7 @@ class Bound:
             raise CorruptFile(
                 "has schemas that do not fit those of the batch before; the batch was not started",
                 path=path,
-                hint="restore the file from a backup",
+                hint=RESTORE,
             ) from error
 
 
@@ -270,7 +271,7 @@ def _evolved(binding: Binding, later: LaterSchemas) -> tuple[Binding, OlderSchem
             raise CorruptFile(
                 "names a store that is not in the binding; the root cannot be opened",
                 path=names.later_schema(batch),
-                hint="restore the file from a backup",
+                hint=RESTORE,
             )
         after = {name: schema.value_json for name, schema in values.items()}
         previous[batch] = {name: before[name] for name, value in after.items() if before[name] != value}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from statekeeper.statestore.base.errors import CorruptFile, SchemaMismatch, WrongInitial
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, SchemaMismatch, WrongInitial
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 from statekeeper.statestore.root.columns import (
@@ -99,7 +99,7 @@ def column_changes(
             raise CorruptFile(
                 f"a schema of store {mine.name!r} cannot be parsed; the root cannot be opened",
                 path=names.BINDING,
-                hint="restore the file from a backup",
+                hint=RESTORE,
             ) from error
         except SchemaMismatch as error:
             if former is None:

@@ -25,6 +25,7 @@ import msgspec
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import (
+    RESTORE,
     AlreadyExists,
     BatchConflict,
     CorruptFile,
@@ -311,7 +312,7 @@ class StateRoot:
                 f"lists checkpoint ids for {len(by_store.get(wrong[0], ()))} partitions of operator {wrong[0]}, but "
                 f"the root has {self.binding.partitions} partitions; batch {batch} was not started",
                 path=path,
-                hint="restore the file from a backup",
+                hint=RESTORE,
             )
         bases = {op: tuple(log.version(batch, of_partition[0]) for of_partition in by_store[op]) for op in operators_}
         return bases, log.next_watermark_ms

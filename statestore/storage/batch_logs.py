@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, ObjectMissing, UnknownFormatVersion
 from statekeeper.statestore.format import batch_log, names
 from statekeeper.statestore.format.batch_log import BatchLog, Place
 from statekeeper.statestore.format.limits import SizeLimits, require_json, require_object
@@ -238,7 +238,7 @@ class BatchLogs:
             raise ObjectMissing(
                 f"has no changelog of {version.in_words} of {store}",
                 path=path,
-                hint="restore the file from a backup",
+                hint=RESTORE,
             )
         end = member.start + member.length
         if end <= len(held.front):
@@ -436,7 +436,7 @@ def list_members(storage: Storage, folder: str = STATE, *, listed: Iterable[Entr
             damaged[entry.path] = CorruptFile(
                 f"has {entry.size_bytes:,} bytes; its index expects {head.size_bytes:,}",
                 path=entry.path,
-                hint="restore the file from a backup",
+                hint=RESTORE,
             )
             continue
         for (store, version), member in head.members.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile
 from statekeeper.statestore.storage.base import Storage
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -35,7 +35,7 @@ def read_lines(storage: Storage, path: str) -> Iterator[bytes]:
             raise CorruptFile(
                 f"has a line of more than {MOST_LINE_BYTES:,} bytes; the rest was not read",
                 path=f"{storage.url}/{path}",
-                hint="restore the file from a backup",
+                hint=RESTORE,
             )
         if len(piece) < PIECE_BYTES:
             break

@@ -168,18 +168,6 @@ def test_maintain_does_not_succeed_over_zero_checkpoints(tmp_path: Path) -> None
         assert result.stdout.startswith(status)
 
 
-def test_an_error_of_one_root_does_not_hide_the_findings_of_another(
-    root: Path, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    (root / checkpoint.stores[0].changelog(checkpoint.versions[2][0])).unlink()
-    nowhere = tmp_path / "nowhere"
-    for roots in ((root, nowhere), (nowhere, root)):
-        result = audit(*roots, "--output", "json")
-        assert result.exit_code == 3
-        assert {one["exit_code"] for one in json.loads(result.stdout)["roots"]} == {3, 10}
-    assert audit(nowhere, tmp_path / "elsewhere").exit_code == 10
-
-
 def test_a_missing_object_names_the_next_command(root: Path, checkpoint: Checkpoint) -> None:
     with pytest.raises(
         ObjectMissing, match=r"99\.zip: does not exist -> to find the damage, run: statekeeper audit ROOT"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from statekeeper.statestore.base.errors import (
+    RESTORE,
     DestinationNotEmpty,
     NotACheckpoint,
     ObjectMissing,
@@ -127,7 +128,7 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
     path = names.offsets(batch)
     data = read_or_none(storage, path)
     if data is None:
-        raise ObjectMissing("is missing, but the batch is committed", path=path, hint="restore the file from a backup")
+        raise ObjectMissing("is missing, but the batch is committed", path=path, hint=RESTORE)
     return logs.parse_offsets(data, path)
 
 

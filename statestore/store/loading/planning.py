@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from statekeeper.statestore.base.errors import (
+    RESTORE,
     CorruptFile,
     ObjectMissing,
     RecordTooLarge,
@@ -220,7 +221,7 @@ def confirmed(storage: Storage, store: StorePath, number: int) -> VersionId | No
         raise CorruptFile(
             f"has no digest of store {store}; {VersionId(number).in_words} cannot be verified",
             path=path,
-            hint="restore the file from a backup",
+            hint=RESTORE,
         ) from None
 
 

@@ -46,6 +46,50 @@ else:
 """
 
 
+KILLED = """
+import os, signal, sys
+import pyarrow as pa
+from statekeeper.pipelines import NoSink, StatefulOperator, Update, spark_session, start
+from statekeeper.statestore.base.errors import SparkDied
+
+folder, = sys.argv[1:]
+spark = spark_session("killed", master="local[2]")
+rate = spark.readStream.format("rate").load().selectExpr("value AS key", "value AS at")
+operator = StatefulOperator(
+    keys=["key"],
+    order_by=["at"],
+    state=pa.schema([("n", pa.int64())]),
+    output=pa.schema([("key", pa.int64())]),
+    update=lambda rows, state: Update(None),
+)
+query = start(
+    operator, rate, root=f"{folder}/state", checkpoint=f"{folder}/checkpoint", sink=NoSink(), partitions=1
+)
+os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+try:
+    query.await_termination()
+except SparkDied as error:
+    print(error.code, error)
+    os._exit(error.exit_code)  # PySpark would wait for its JVM
+"""
+
+
+@pytest.mark.spark
+def test_a_job_whose_jvm_is_killed_says_so(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith(
+        "spark_died Spark's JVM ended while the query was running -> read the end of Spark's log"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(("how", "tracebacks"), [("awaited", 1), ("forgotten", 0), ("debug", None)])
