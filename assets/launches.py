@@ -223,9 +223,8 @@ def _launched(verb: str, rest: str, query: OpenedQuery) -> tuple[str, int] | Non
         if found.start() != length:
             break
         if asked:
-            config |= (
-                {"undo_run": word} if asked == "--undo" else {options[asked].name: _value(options[asked], word, config)}
-            )
+            name = "undo_run" if asked == "--undo" else options[asked].name
+            config[name] = word if asked == "--undo" else _value(options[asked], word, config)
             asked = ""
         elif word in _ACTIONS:
             config |= _ACTIONS[word]

@@ -44,7 +44,7 @@ def test_a_plan_shows_the_files_to_delete_with_reasons_and_deletes_nothing(root:
     shown = run("gc", root, *NOW)
     assert shown.exit_code == 0
     assert "older than the snapshot from which" in shown.output
-    assert "add --apply" in shown.output
+    assert shown.output.splitlines()[-1].endswith(" --apply")
     assert files(root) == before
 
 
@@ -122,7 +122,8 @@ def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     assert f"error: {missing}: is missing" in lines
     assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in lines
     assert "state/0/1: these versions cannot be loaded after the deletion: versions 1 to 7 (batches 0 to 6)" in lines
-    assert lines[-1] == f"to delete {len(planned['files'])} files, add --apply"
+    assert lines[-2] == f"due for deletion: {len(planned['files'])} files"
+    assert lines[-1].endswith(" --accept-loss --apply")
     assert "cannot be loaded" not in run("gc", root, *NOW).stdout, "the losses are shown only if they are accepted"
     done = run("gc", root, *NOW, "--accept-loss", "--apply")
     assert done.exit_code == 3, done.output

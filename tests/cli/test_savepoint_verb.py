@@ -77,7 +77,7 @@ def test_a_labeled_savepoint_is_made_listed_and_deleted(source: Checkpoint, tmp_
     assert "march: batch 1, version 2 as files" in line
     assert line.endswith(f"file://{to}: before the upgrade\n")
     planned = statekeeper("savepoint", root, "--delete", "march")
-    assert (planned.exit_code, "; add --apply" in planned.output, (to / "metadata").exists()) == (0, True, True)
+    assert (planned.exit_code, " --apply\n" in planned.output, (to / "metadata").exists()) == (0, True, True)
     deleted = json.loads(statekeeper("savepoint", root, "--delete", "march", "--apply", "--output", "json").output)
     assert (deleted["deleted"], deleted["files"] > 0) == (True, True)
     assert not list(to.rglob("*.*"))

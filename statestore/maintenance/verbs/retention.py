@@ -256,10 +256,8 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
         deletions = len(planned.deletions)
         if not deletions:
             yield "nothing to delete"
-        elif prepared.refusals:
-            yield f"due for deletion: {counted(deletions, 'file')}"
         else:
-            yield f"to delete {counted(deletions, 'file')}, add --apply"
+            yield f"due for deletion: {counted(deletions, 'file')}"
 
 
 def _action(rule: Rule) -> str:

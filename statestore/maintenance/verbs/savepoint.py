@@ -530,7 +530,7 @@ class Remove(Unleased[PlannedRemoval, None, None]):
             phase=prepared.phase("deleted"),
             facts={"label": plan.label.label, "destination": url},
             figures={"files": len(plan.files), "bytes": plan.size_bytes, "other_files": plan.others},
-            lines=(*others, f"to delete {files}; add --apply"),
+            lines=(*others, f"due for deletion: {files}"),
             done=(*others, f"deleted {files}"),
         )
 

@@ -463,6 +463,7 @@ def comparable(world: World, text: str) -> str:
 
 
 def at_the_launchpad(world: World, text: str) -> str:
-    """Return a text with the keys of the launchpad instead of the options of the command line."""
+    """Return a text with launches and the keys of the launchpad instead of commands and options of the command line."""
     fleet = Fleet(config_file=str(world.configuration), scratch=str(world.scratch), worker=Worker())
-    return for_launchpad(text, fleet.open("flights"))
+    text = re.sub(r"(statekeeper [^.;]*?)\bflights\b", r"\1ROOT", text)
+    return comparable(world, for_launchpad(text, fleet.open("flights")))
