@@ -245,13 +245,12 @@ def _opened(spec: StorageSpec, root: Root) -> Opened:
 
 
 def complete_root(ctx: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Suggest configured names and files."""
+    """Suggest configured names, or folders if no name fits: bash and zsh do not show both."""
     try:
         names = [name for name in configuration_of(ctx).roots if name.startswith(typed)]
     except StatekeeperError:
         names = []
-    # The folders first: in bash, they replace what is before them.
-    return [CompletionItem(typed, type="dir"), *(CompletionItem(name) for name in names)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(typed, type="dir")]
 
 
 def _output(ctx: click.Context, _: click.Parameter, value: str) -> Output:

@@ -81,7 +81,7 @@ def test_an_incomplete_conversion_is_red_until_a_launch_reverses_it(
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]
     assert not red.passed
-    assert "convert flights --to rocksdb" in (red.description or "")
+    assert 'launch the job convert_checkpoint for flights with {"ops": {"convert": ' in (red.description or "")
     result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success
     assert checks(result)["nothing_left_half_switched"].passed

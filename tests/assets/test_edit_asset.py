@@ -91,7 +91,7 @@ def test_an_incomplete_edit_is_red_until_a_launch_completes_or_reverses_it(
         assert not result.success
         red = checks(result)["nothing_left_half_switched"]
         assert not red.passed
-        assert "edit flights --operator 0 --delete 'k=key 3' --apply --confirm-stopped" in (red.description or "")
+        assert '"delete": {"k": "key 3"}, "do": "APPLY", "confirm_stopped": true}' in (red.description or "")
         result = launched(definitions, instance, **DELETE, do=end, confirm_stopped=True)
         assert result.success
         assert checks(result)["nothing_left_half_switched"].passed

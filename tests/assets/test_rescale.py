@@ -107,7 +107,7 @@ def test_an_incomplete_rescale_is_red_until_a_launch_completes_or_reverses_it(
     assert not result.success
     red = checks(result)["nothing_left_half_switched"]
     assert not red.passed
-    assert "rescale flights --partitions 5 --apply --confirm-stopped" in (red.description or "")
+    assert '{"partitions": 5, "do": "APPLY", "confirm_stopped": true}' in (red.description or "")
     assert rewrite_journal.open_journal(storage) is not None
     result = launched(definitions, instance, do="ABORT", confirm_stopped=True)
     assert result.success

@@ -29,8 +29,8 @@ complete --do-complete "$argv"
 _ZSH = """
 autoload -Uz compinit; compinit -u -D
 eval "$(statekeeper completion zsh)"
-compadd() { print -l -- ${(P)@[-1]} }
-_describe() { print -l -- ${(P)@[-1]} }
+compadd() { print -l -- ${(P)argv[-1]} }
+_describe() { print -l -- ${(P)3} }
 _path_files() { : }
 words=("$@"); CURRENT=$#
 _statekeeper_completion
