@@ -2,6 +2,9 @@
 
 A page contains `<!-- generated: NAME -->` at the place of such a part. An unknown name fails the build. The tables in this
 module that the code does not contain must be complete; a missing entry also fails the build.
+
+A diagram, `![TEXT](FILE.svg){ .diagram }`, becomes a part of the page, so that it has the colors of the chosen theme. In an
+image, it would have those of the operating system.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,8 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Parent
 
 _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
+_DIAGRAM = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<file>[^)]+\.svg)\)\{ \.diagram \}")
+_STYLE = re.compile(r"<style>.*?</style>\s*", re.DOTALL)
 _DECISIONS = "decisions"
 _EXIT_CODE = re.compile(r"(?P<code>\d+) (?P<meaning>[^,.]+)")
 _ROOT_KEYS = {
@@ -95,7 +101,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Insert the generated parts. Raises `PluginError` for an unknown name."""
+    """Insert the generated parts and the diagrams. Raises `PluginError` for an unknown name."""
     if page.parent is None:
         # A tab of its own: a list of one page beside it would only take room.
         page.meta["hide"] = ["navigation", "toc"] if page.is_homepage else ["navigation"]
@@ -105,7 +111,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             raise PluginError(f"no generator has the name {place['name']!r}")
         return "\n".join(_GENERATORS[place["name"]](Path(config.docs_dir)))
 
-    return _PLACE.sub(put, markdown)
+    def draw(found: re.Match[str]) -> str:
+        file = Path(config.docs_dir) / Path(page.file.src_uri).parent / found["file"]
+        # The style of the file is that of an image, and would apply to all icons of the page.
+        drawing = _STYLE.sub("", file.read_text()).strip()
+        named = drawing.replace("<svg ", f'<svg role="img" aria-label="{escape(found["text"])}" ', 1)
+        return f'<figure class="diagram">\n{named}\n</figure>'
+
+    return _DIAGRAM.sub(draw, _PLACE.sub(put, markdown))
 
 
 def decisions(docs: Path) -> list[Path]:
