@@ -94,6 +94,24 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text()), style
 
 
+def test_the_search_works_in_pages_that_are_opened_from_the_file_system(site: Path) -> None:
+    """A browser reads the index as a script, and runs the search in a frame, because a worker is not allowed there."""
+    index = (site / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = ")
+    assert "Rescale a query to another number of partitions" in index
+    for page in site.rglob("*.html"):
+        if page.name != "404.html":
+            assert any(url.endswith("site/iframe-worker.js") for url in _Page(page).loaded), page
+    assert "window.IFrameWorker" in (site / "site" / "iframe-worker.js").read_text()
+
+
+def test_a_drawing_is_a_part_of_its_page_so_that_it_follows_the_theme(site: Path) -> None:
+    for page, drawings in (("index.html", 1), ("how-a-batch-runs.html", 3)):
+        text = (site / page).read_text()
+        assert text.count('<figure class="diagram">') == drawings
+        assert "prefers-color-scheme: dark) { svg" not in text, "the style would apply to all icons of the page"
+
+
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
