@@ -34,6 +34,8 @@ _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
 _DIAGRAM = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<file>[^)]+\.svg)\)\{ \.diagram \}")
 _STYLE = re.compile(r"<style>.*?</style>\s*", re.DOTALL)
 _DECISIONS = "decisions"
+_BOOSTS = {"how-to": 2, _DECISIONS: 0.3}
+"""The rank of a page in the search, by its folder."""
 _EXIT_CODE = re.compile(r"(?P<code>\d+) (?P<meaning>[^,.]+)")
 _ROOT_KEYS = {
     "url": (
@@ -105,6 +107,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     if page.parent is None:
         # A tab of its own: a list of one page beside it would only take room.
         page.meta["hide"] = ["navigation", "toc"] if page.is_homepage else ["navigation"]
+    # A reader of the search wants to do something. The reasons are further down.
+    page.meta.setdefault("search", {"boost": _BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
 
     def put(place: re.Match[str]) -> str:
         if place["name"] not in _GENERATORS:
