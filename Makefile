@@ -2,6 +2,9 @@
 PYTHON ?= $(or $(shell for minor in 13 12 11; do python3.$$minor -c pass 2>/dev/null && echo python3.$$minor && break; done),python3)
 UV_VERSION := 0.13.8
 BIN := .venv/bin
+STARTED := $(shell date +%s)
+# A line with the seconds since `make` began.
+SAY = printf '[%4d s] %s\n' $$(($$(date +%s) - $(STARTED)))
 # Images of containers often set it. Then each of the hundreds of processes that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -13,11 +16,13 @@ env: .venv/.made
 .venv/.made: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
 		{ echo "Statekeeper needs Python 3.11, 3.12 or 3.13: https://www.python.org/downloads/"; exit 1; }
-	@echo "Installing the dependencies for $$($(PYTHON) --version) into .venv; the first time this takes some minutes"
+	@$(SAY) "an environment for $$($(PYTHON) --version) in .venv"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	@$(SAY) "$$(grep -c == requirements.lock) packages, among them Spark with 400 MB; a minute, or some with a slow network"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@$(SAY) "the environment is complete"
 	@touch $@
 
 # One lock for all supported versions and systems.
@@ -26,7 +31,7 @@ lock:
 	for minor in $(SPARKS); do $(BIN)/uv pip compile --quiet --python-version 3.11 --no-header --no-annotate tests/interop/sparks/$$minor.in -o tests/interop/sparks/$$minor.txt; done
 
 run: env
-	@$(BIN)/python -m statekeeper.pipelines.flights.job $(ARGS)
+	@$(BIN)/python -m statekeeper.pipelines.flights.job --started $(STARTED) $(ARGS)
 
 # Dagster for the roots in one's own statekeeper.toml: make platform ARGS="--config statekeeper.toml"
 platform: env
@@ -51,8 +56,15 @@ MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
 WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 IN_FOLDER = folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
 	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && TMPDIR="$$folder"
+# A useful set in less than five minutes; SET=all is what CI runs, and tests in ARGS are a set of their own.
+SET ?= quick
+QUICK := tests/base tests/checkpoint tests/contents tests/format tests/root tests/store tests/storage tests/cli \
+	tests/maintenance/verbs tests/maintenance/upkeep tests/pipelines/operator tests/pipelines/jobs/test_readme.py \
+	tests/interop/test_load_of_sparks_snapshots.py
+CHOSEN = $(if $(or $(filter-out quick,$(SET)),$(filter tests/%,$(ARGS))),,$(QUICK))
 test: env .venv/.jars
-	@$(IN_FOLDER) $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
+	@$(IN_FOLDER) $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(CHOSEN) $(ARGS)
+	@$(if $(CHOSEN),echo "That was the quick set. All tests of CI: make test SET=all; all others: make nightly")
 
 # All that `make test` leaves out, in HOURS, as one table; a run that was stopped continues. Some parts: ARGS="--only fuzz soak"
 HOURS ?= 8
@@ -153,8 +165,9 @@ var/stores/kafka-source: .venv/.made
 interop-kafka: env var/stores/kafka-source
 	$(BIN)/python -m pytest tests/interop/test_sources_after_rewinds.py -m "slow or not slow" $(ARGS)
 
-# Minutes: the pictures of the UI in docs/pictures, by a headless Chromium
+# Minutes: the pictures in docs/pictures: of the terminal, and of the UI by a headless Chromium
 pictures: env
+	$(BIN)/python -m tests.docs.take_terminal
 	$(BIN)/python -m tests.assets.take_pictures $(ARGS)
 
 benchmarks: env

@@ -185,7 +185,11 @@ _LAUNCHED: Mapping[str, tuple[type, str]] = {
 }
 """The verbs that a person launches as a job, with their assets."""
 
-_ACTIONS = {"--apply": {"do": "APPLY"}, "--abort": {"do": "ABORT"}, "--confirm-stopped": {"confirm_stopped": True}}
+_ACTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--apply": {"do": "APPLY"},
+    "--abort": {"do": "ABORT"},
+    "--confirm-stopped": {"confirm_stopped": True},
+}
 """The keys of the launchpad for the flags that execute a plan."""
 
 _COMMAND = re.compile(r"(?:\brun: )?\bstatekeeper (?P<verb>[a-z]+)(?= )")
@@ -227,7 +231,7 @@ def _launched(verb: str, rest: str, query: OpenedQuery) -> tuple[str, int] | Non
             config[name] = word if asked == "--undo" else _value(options[asked], word, config)
             asked = ""
         elif word in _ACTIONS:
-            config |= _ACTIONS[word]
+            config.update(_ACTIONS[word])
         elif word == "--undo":
             config["do"], asked = "UNDO", word
         elif word in options and options[word].kind is bool:

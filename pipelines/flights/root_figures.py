@@ -44,5 +44,5 @@ def root_figures(root: Storage) -> RootFigures | None:
         files=len(entries),
         restart_seconds=sum(facts.restore_seconds(fact) for fact in facts.stores),
         longest_tail=max((len(fact.load.replay) for fact in facts.stores if fact.load is not None), default=0),
-        maintained_seconds=history.newest_run_seconds(root, _VERBS),
+        maintained_seconds=max(history.starts_of_runs(root, _VERBS), default=None),
     )

@@ -163,8 +163,8 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
-    if shown:
-        explained = pasteable(f"statekeeper explain {shown[0].kind.code} ROOT")
+    if problems:
+        explained = pasteable(f"statekeeper explain {problems[0][0].kind.code} ROOT")
         console.print(Text(f"the worst finding is explained by: {explained}"), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The README's example runs with the described result."""
+"""The operators in the README and in the page on operators run with the described result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tests.support.streams import conf
 
 pytestmark = pytest.mark.spark
 
-README = Path(__file__).parents[3] / "README.md"
+REPOSITORY = Path(__file__).parents[3]
+README = REPOSITORY / "README.md"
+PAGE = REPOSITORY / "docs" / "how-to" / "your-own-operator.md"
 
 
 def _readings(*rows: tuple[str | None, int, float]) -> pa.Table:
@@ -23,9 +25,35 @@ def _readings(*rows: tuple[str | None, int, float]) -> pa.Table:
     return pa.table({"sensor": list(sensor), "at": at, "value": list(value)})
 
 
-def test_the_example_of_a_stateful_operator_runs_unchanged(delta_session: SparkSession, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "StatefulOperator(" in block]
+def _example(page: Path) -> str:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return next(block for block in blocks if "StatefulOperator(" in block and "start(" in block)
+
+
+def test_the_operator_of_the_readme_runs_unchanged(delta_session: SparkSession, tmp_path: Path) -> None:
+    source = str(tmp_path / "readings")
+    deltalake.write_deltalake(source, _readings(("a", 1, 5.0), ("b", 2, 1.0), ("a", 3, 4.0), (None, 6, 2.0)))
+    readings = delta_session.readStream.format("delta").load(source)
+    names: dict[str, object] = {"readings": readings}
+    names |= {name: str(tmp_path / name) for name in ("root", "checkpoint", "table")}
+    exec(_example(README), names)
+    query = names["query"]
+    query.streaming_query.processAllAvailable()
+    deltalake.write_deltalake(source, _readings(("a", 4, 3.0), ("b", 5, 7.0)), mode="append")
+    query.streaming_query.processAllAvailable()
+    query.stop()
+    highs = deltalake.DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+    assert sorted((row["sensor"] or "none", row["highest"]) for row in highs) == [
+        ("a", 5.0),
+        ("a", 5.0),
+        ("b", 1.0),
+        ("b", 7.0),
+        ("none", 2.0),
+    ]
+
+
+def test_the_operator_of_its_page_runs_unchanged(delta_session: SparkSession, tmp_path: Path) -> None:
+    example = _example(PAGE)
     readings = str(tmp_path / "readings")
     deltalake.write_deltalake(readings, _readings(("a", 1, 5.0), ("b", 2, 1.0), ("a", 3, 4.0), (None, 6, 2.0)))
     names: dict[str, object] = {"spark": delta_session, "folder": str(tmp_path)}
