@@ -9,16 +9,18 @@ checkpoint by their position (OffsetSeq).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from statekeeper.pipelines.operator.declaration import INPUT_COLUMN, StatefulOperator
 from statekeeper.pipelines.startup.session import require_classic
-from statekeeper.statestore.base.errors import SchemaMismatch, UnsupportedEnvironment
+from statekeeper.statestore.base.errors import SchemaMismatch, StorageError, UnsupportedEnvironment
 
 
 def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | None) -> Sequence[DataFrame]:
@@ -34,6 +36,34 @@ def given_streams(stream: DataFrame | None, inputs: Mapping[str, DataFrame] | No
     if not all(one.isStreaming for one in streams):
         raise UnsupportedEnvironment("the DataFrame is not a stream", hint="read the input with spark.readStream")
     return streams
+
+
+def require_sources(streams: Sequence[DataFrame]) -> Iterator[str]:
+    """Yield the patterns of sources that match no folder yet, which may appear later. Raises `StorageError` for a folder or
+    table that does not exist: Spark would wait for its rows without a message."""
+    for stream in streams:
+        session: Any = stream.sparkSession
+        plan: Any = stream._jdf.queryExecution().analyzed()  # noqa: SLF001 - Spark has no call for the sources of a stream
+        leaves = plan.collectLeaves()
+        for leaf in (leaves.apply(place) for place in range(leaves.size())):
+            if leaf.getClass().getSimpleName() != "StreamingRelation":
+                continue  # the other sources have no folder
+            given = leaf.dataSource().options().get("path")
+            if not given.isDefined():
+                continue
+            path = session._jvm.org.apache.hadoop.fs.Path(given.get())  # noqa: SLF001
+            try:
+                found = path.getFileSystem(session._jsc.hadoopConfiguration()).globStatus(path)  # noqa: SLF001
+            except Py4JError:
+                continue  # Spark names the problem of the storage
+            if found is None:
+                raise StorageError(
+                    "the source does not exist; the query was not started",
+                    path=given.get(),
+                    hint="correct the path of spark.readStream, or create the folder first",
+                )
+            if not len(found):
+                yield given.get()
 
 
 def columns_of_all(operator: StatefulOperator, inputs: Mapping[str, StructType]) -> StructType:

@@ -5,6 +5,7 @@ The checks write nothing; the first batch creates the root.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 from collections import Counter
@@ -125,7 +126,9 @@ def row_columns(operator: StatefulOperator, stream: StructType) -> pa.Schema:
     """Return the columns of the stream for tasks. Raises `UnsupportedType`, `SchemaMismatch`."""
     missing = [column for column in (*operator.keys, *operator.order_by) if column not in stream.names]
     if missing:
-        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"it has {stream.names}")
+        near = [one for name in missing for one in difflib.get_close_matches(name, stream.names, 1)]
+        meant = f"did you mean {near}? " if near else ""
+        raise SchemaMismatch(f"the stream has no columns {missing}", hint=f"{meant}it has {stream.names}")
     if len(set(stream.names)) < len(stream.names):
         raise SchemaMismatch("the stream has two columns of one name", hint=f"it has {stream.names}")
     _require_free_names("the stream", stream.names)

@@ -21,7 +21,7 @@ from statekeeper.pipelines.batch.spark import is_active
 from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.sinks.sink import DeltaSink, NoSink, Sink
 from statekeeper.pipelines.startup import preflight
-from statekeeper.pipelines.startup.inputs import columns_of_all, given_streams, rows_of_all
+from statekeeper.pipelines.startup.inputs import columns_of_all, given_streams, require_sources, rows_of_all
 from statekeeper.pipelines.startup.older_roots import as_in_root
 from statekeeper.pipelines.startup.tick import with_ticks
 from statekeeper.pipelines.task.batch_log import LogLayout
@@ -170,6 +170,8 @@ def start(
     """
     streams = given_streams(stream, inputs)
     session = streams[0].sparkSession
+    for pattern in require_sources(streams):
+        _LOG.warning("no folder matches the source %s yet: the query waits for its rows", pattern)
     layout = preflight.log_layout(log, structure)
     partitions = preflight.chosen_partitions(session, partitions, key_groups)
     schema = streams[0].schema

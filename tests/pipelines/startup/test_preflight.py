@@ -224,3 +224,29 @@ def test_start_rejects_a_root_of_another_query(delta_session, tmp_path):
 def test_pandas_frames_are_checked_like_tables(delta_session, tmp_path):
     with pytest.raises(UnusableFunction, match="two arguments"):
         begin(delta_session, tmp_path, replace(OPERATOR, frames=Frames.PANDAS, update=lambda rows: Update(None)))
+
+
+def test_a_query_of_an_active_name_is_rejected(session: SparkSession, tmp_path: Path) -> None:
+    first = begin(session, tmp_path / "first", name="orders")
+    try:
+        with pytest.raises(UnsupportedEnvironment, match="a query with the name 'orders' is active .* another name"):
+            begin(session, tmp_path / "second", name="orders")
+        assert not (tmp_path / "second").exists()
+    finally:
+        first.stop()
+    begin(session, tmp_path / "second", name="orders").stop()
+
+
+def test_a_source_that_does_not_exist_is_rejected_and_a_pattern_without_a_match_is_logged(
+    session: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "rows").mkdir()
+    files = session.readStream.schema("key long, at long")
+    stream = files.parquet(str(tmp_path / "rows"))
+    (tmp_path / "rows").rmdir()
+    with pytest.raises(StorageError, match=r"rows: the source does not exist; .* correct the path of spark.readStream"):
+        begin(session, tmp_path, stream=rate(session).union(stream))
+    assert not (tmp_path / "root").exists()
+    with caplog.at_level("WARNING", "statekeeper"):
+        begin(session, tmp_path, stream=files.parquet(f"{tmp_path}/2026-*/rows")).stop()
+    assert f"no folder matches the source {tmp_path}/2026-*/rows yet" in caplog.text
