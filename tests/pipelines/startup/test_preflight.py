@@ -229,7 +229,7 @@ def test_pandas_frames_are_checked_like_tables(delta_session, tmp_path):
 def test_a_query_of_an_active_name_is_rejected(session: SparkSession, tmp_path: Path) -> None:
     first = begin(session, tmp_path / "first", name="orders")
     try:
-        with pytest.raises(UnsupportedEnvironment, match="a query with the name 'orders' is active .* another name"):
+        with pytest.raises(UnsupportedEnvironment, match=r"a query with the name 'orders' is active .* another name"):
             begin(session, tmp_path / "second", name="orders")
         assert not (tmp_path / "second").exists()
     finally:
