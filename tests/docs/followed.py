@@ -147,10 +147,7 @@ class Follower:
         """Run a command with the ids that earlier commands printed, and return all it prints."""
         line, _, file = command.partition(" > ")
         line = _with_ids(line, self.ids)
-        verb, *arguments = shlex.split(line, comments=True)[1:]
-        if any("--workers" in option.opts for option in command_line.commands[verb].params):
-            arguments += ["--workers", "1"]  # the same output, without the start of processes
-        done = CliRunner().invoke(command_line, [verb, *arguments], obj=_MAINTAINER)
+        done = CliRunner().invoke(command_line, shlex.split(line, comments=True)[1:], obj=_MAINTAINER)
         self.ids |= _ids_in(done.output)
         if file:
             (self.folder / file.strip()).write_text(done.stdout)
@@ -209,6 +206,9 @@ def bucket_of_the_pages(server: S3Server, folder: Path, page: Path) -> Iterator[
         with pytest.MonkeyPatch.context() as environment, contextlib.chdir(folder):
             for name, value in variables.items():
                 environment.setenv(name, value)
+            for option in (option for verb in command_line.commands.values() for option in verb.params):
+                if "--workers" in option.opts:
+                    environment.setattr(option, "default", 1)  # the same output, without the start of processes
             yield Follower(folder)
     finally:
         for name in _BUCKETS:
