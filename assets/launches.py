@@ -166,6 +166,9 @@ _OPTIONS = {
     "file-sink": "file_sink",
     "replace-state": "replace_state: true",
     "location": "location",
+    "allow-dropped-state": "allow_dropped_state: true",
+    "map": "map",
+    "default": "default",
     "batch": "batch",
     "abort": "do: ABORT",
 }

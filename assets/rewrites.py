@@ -27,6 +27,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
+from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.rewrite import (
     Convert,
     Evolve,
@@ -116,6 +117,17 @@ _REWRITES = [
         noun="schema evolution",
         undo=True,
     ),
+    Rewrite(
+        verb=Migrate,
+        description="Keeps the state of a stopped query whose code has changed: writes a new checkpoint for the changed "
+        "query. Launch it by hand; it only plans unless the launchpad sets `do: APPLY`.\n\n"
+        "Stop the query first. `blueprint` is a checkpoint that the changed query wrote on a few rows; it says which state "
+        "the changed query wants. The new checkpoint at `destination` has the operators of the blueprint and the rows of "
+        "the query, which are read back and compared. Neither the query's checkpoint nor the blueprint changes. APPLY "
+        "completes an interrupted migration, ABORT deletes what it wrote. By hand: `statekeeper migrate`.",
+        noun="migration",
+        does="adds-files",
+    ),
 ]
 
 
@@ -147,7 +159,8 @@ def _rewrite(names: Names, sources: Sources, declared: Rewrite) -> dg.AssetsDefi
     def done(config: Any, run: Run, tell: Any) -> Prepared[Any, Progress, Any]:
         action = config.do.value
         if action == "abort":
-            return perform(prepare(Rollback(kind), run), tell)
+            written = declared.verb(**options_in(config, declared.verb)).run_of_journal(run)
+            return perform(prepare(Rollback(kind), written), tell)
         if action == "undo":
             return perform(prepare(Revert(kind, config.undo_run), run), tell)
         prepared = prepare(declared.verb(**options_in(config, declared.verb)), run)

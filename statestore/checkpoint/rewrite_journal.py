@@ -1,5 +1,6 @@
-"""The journal of a rewrite: a switchover, a rescale, a conversion, an edit, a load or a schema evolution. After a crash,
-the next run reads it to finish or to reverse the rewrite.
+"""The journal of a rewrite: a switchover, a rescale, a conversion, an edit, a load, a schema evolution or a migration.
+
+After a crash, the next run reads it to finish or to reverse the rewrite. That of a migration is in its destination.
 
     _statekeeper/switchover/00000001/begun.json                  the start, and the names of the new snapshots
                                      cleared.json                a switchover: conflicting files are quarantined; an
@@ -108,11 +109,17 @@ class RewriteKind(Enum):
     EDIT = "edit"
     LOAD = "load"
     EVOLVE = "evolve"
+    MIGRATE = "migrate"
 
     @property
     def noun(self) -> str:
         """The rewrite as a noun."""
-        nouns = {"switch": "switchover", "convert": "conversion", "evolve": "schema evolution"}
+        nouns = {
+            "switch": "switchover",
+            "convert": "conversion",
+            "evolve": "schema evolution",
+            "migrate": "migration",
+        }
         return nouns.get(self.value, self.value)
 
 
@@ -142,8 +149,8 @@ class Begun:
     file_sink   the entry of the appended batch in the log of the query's file sink; None without such a sink
     replaced    the other files that a rewrite of an own root replaces, in this order, and their contents before it; None if
                 the rewrite appends a batch
-    options     of an edit, a load and a schema evolution: the arguments of the command that name the goal
-    rows        a digest of the rows or of the changes of columns that the options name
+    options     of an edit, a load, a schema evolution and a migration: the arguments of the command that name the goal
+    rows        a digest of the rows or of the changes of columns that the options name; of a migration: of its goal
     watermark_ms  of a load: the watermark with which the query continues; None for others
     late_watermark_ms  of a load: the watermark that decides which rows of the next batch are late; None if unknown
     schemas     of a schema evolution: the changed value schemas
@@ -178,7 +185,7 @@ class Begun:
     @property
     def appends_batch(self) -> bool:
         """Whether the rewrite appends a batch to the logs of a native query. Otherwise it replaces the newest version."""
-        return self.replaced is None and self.rewrite not in (RewriteKind.SWITCH, RewriteKind.EDIT)
+        return self.replaced is None and self.rewrite not in (RewriteKind.SWITCH, RewriteKind.EDIT, RewriteKind.MIGRATE)
 
     @property
     def described(self) -> str:
@@ -196,6 +203,8 @@ class Begun:
                 return f"load of {self.options[0] if self.options else 'a savepoint'}"
             case RewriteKind.EVOLVE:
                 return f"schema evolution of {len(self.built):,} stores"
+            case RewriteKind.MIGRATE:
+                return f"migration of {self.options[0] if self.options else 'a checkpoint'}"
 
     @property
     def first_version(self) -> int | None:
@@ -205,7 +214,7 @@ class Begun:
                 return self.batch + 1
             case RewriteKind.CONVERT:
                 return self.batch + 2
-            case RewriteKind.RESCALE | RewriteKind.EDIT | RewriteKind.LOAD | RewriteKind.EVOLVE:
+            case RewriteKind.RESCALE | RewriteKind.EDIT | RewriteKind.LOAD | RewriteKind.EVOLVE | RewriteKind.MIGRATE:
                 return None
 
     @property
@@ -219,7 +228,7 @@ class Begun:
                 return "--partitions", str(self.partitions), *sink
             case RewriteKind.CONVERT:
                 return "--to", self.provider.option, "--structure", self.to.value, *sink
-            case RewriteKind.EDIT | RewriteKind.EVOLVE:
+            case RewriteKind.EDIT | RewriteKind.EVOLVE | RewriteKind.MIGRATE:
                 return self.options
             case RewriteKind.LOAD:
                 return *self.options, *sink
@@ -230,11 +239,17 @@ class Begun:
         if self.rewrite is RewriteKind.LOAD:
             savepoint, *options = self.goal
             return shlex.join(["statekeeper", "load", savepoint, "ROOT", *options, "--apply", "--confirm-stopped"])
+        if self.rewrite is RewriteKind.MIGRATE:
+            old, blueprint, *options = self.goal
+            given = ["statekeeper", "migrate", old, blueprint, "ROOT", *options, "--apply", "--confirm-stopped"]
+            return shlex.join(given)
         return f"statekeeper {self.rewrite.value} ROOT {shlex.join(self.goal)} --apply --confirm-stopped"
 
     @property
     def reversing(self) -> str:
         """The command that reverses the rewrite."""
+        if self.rewrite is RewriteKind.MIGRATE:
+            return "statekeeper migrate ROOT --abort --confirm-stopped"
         return f"statekeeper {self.rewrite.value} ROOT --abort --confirm-stopped"
 
 

@@ -39,6 +39,12 @@ VERBS = (
     VerbEntry("edit", _CHANGE, "Delete or correct some rows.", f"edit {_ROOT} --operator 0 --delete user=ann"),
     VerbEntry("load", _CHANGE, "Replace all rows by those of a savepoint.", f"load s3://backup/orders {_ROOT}"),
     VerbEntry("evolve", _CHANGE, "Change the columns of a state root.", f"evolve {_JOB_ROOT} --schema columns.toml"),
+    VerbEntry(
+        "migrate",
+        _CHANGE,
+        "Keep the state when the query's code changes.",
+        f"migrate {_ROOT} s3://bucket/orders/blueprint s3://bucket/orders/changed",
+    ),
     VerbEntry("clone", _MOVE, "Copy one batch once, to start a query from it.", f"clone {_ROOT} s3://test/orders"),
     VerbEntry("mirror", _MOVE, "Keep a copy up to date, to fail over to it.", f"mirror {_ROOT} s3://replica/orders"),
     VerbEntry(

@@ -27,7 +27,7 @@ from statekeeper.statestore.format.families import (
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.state_conf import UNSAFE_ROW, StateConf
+from statekeeper.statestore.format.state_conf import AVRO, UNSAFE_ROW, StateConf
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
@@ -134,7 +134,7 @@ def layout(contents: Contents, store: StorePath) -> Layout:
         # Later schema files add families. With unsaferow none changes an existing one.
         path = names.family_schemas(store.operator, store.store, info.schema_files[-1])
         families: dict[str | None, Family] = {}
-        families.update(parse_families(storage.read(path), path))
+        families.update(parse_families(storage.read(path), path, is_avro=contents.conf.encoding == AVRO))
         return Layout(families, path)
     path = names.store_schema(store.operator, store.store)
     key_json, value_json = operators.parse_schema(storage.read(path), path)

@@ -28,6 +28,7 @@ from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 _HINT = "nothing was written; upgrade Statekeeper"
 _LEAST_FAMILY_BYTES = 22
 _SESSION_START = "sessionStartTime"
+_DELAY = "spark.watermarkDelayMs"
 _SESSION_WINDOW = '"spark.sessionWindow":true'
 
 
@@ -50,11 +51,19 @@ class RowHead(Enum):
 
 
 @dataclass(frozen=True)
+class AvroIds:
+    """The ids of the schemas of keys and values, which precede each row in Avro."""
+
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Family:
     """The layout of rows.
 
     `front`: the key columns that are encoded separately and before the others. For the timestamp encoders it is the
-    last column, wherever its bytes are.
+    last column, wherever its bytes are. `avro`: None for rows that are encoded as UnsafeRow.
     """
 
     key: pa.Schema
@@ -63,6 +72,18 @@ class Family:
     front: tuple[int, ...] = ()
     _: KW_ONLY
     head: RowHead = RowHead.VERSION
+    avro: AvroIds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyText:
+    """A column family as its schema file has it: Spark's JSON of its keys, values and key encoder, and the ids of both."""
+
+    name: str
+    ids: AvroIds
+    key_json: str
+    value_json: str
+    encoder_json: str
 
 
 def undescribed_prefix(key_json: str, value_json: str) -> int:
@@ -95,9 +116,20 @@ def hdfs_backed_family(key_json: str, value_json: str, path: str) -> Family:
     return replace(plain_family(key_json, value_json, 0, path), head=RowHead.NOTHING)
 
 
-def parse_families(data: bytes, path: str) -> dict[str, Family]:
-    """Parse the column families of a store, by name. Raises `UnknownFormatVersion` for a file version other than 3 or
-    an unknown encoder; `UnknownColumnType`; `CorruptFile`."""
+def parse_families(data: bytes, path: str, *, is_avro: bool = False) -> dict[str, Family]:
+    """Parse the column families of a store, by name. `is_avro`: their rows are encoded as Avro.
+
+    Raises `UnknownFormatVersion` for a file version other than 3 or an unknown encoder; `UnknownColumnType`; `CorruptFile`.
+    """
+    found = {}
+    for text in family_texts(data, path):
+        family = _family(_schema(text.key_json, path), _schema(text.value_json, path), text.encoder_json, path)
+        found[text.name] = replace(family, avro=text.ids) if is_avro else family
+    return found
+
+
+def family_texts(data: bytes, path: str) -> list[FamilyText]:
+    """Parse the same file without its types. Raises `UnknownFormatVersion` for another version, and `CorruptFile`."""
     reader = Reader(data, path)
     version = reader.utf("the version")
     if version != "v3":
@@ -105,18 +137,29 @@ def parse_families(data: bytes, path: str) -> dict[str, Family]:
     count = reader.int32("the number of column families")
     if not 0 <= count <= len(data) // _LEAST_FAMILY_BYTES:
         raise CorruptFile(f"declares {count:,} column families, more than it can contain", path=path)
-    found: dict[str, Family] = {}
+    found: list[FamilyText] = []
     for _ in range(count):
         name = reader.utf("the name of a column family")
-        reader.int16("the id of a key schema")
+        key_id = reader.int16("the id of a key schema")
         key_json = chunked_text(reader)
-        reader.int16("the id of a value schema")
-        value_json = chunked_text(reader)
-        encoder_json = chunked_text(reader)
+        value_id = reader.int16("the id of a value schema")
+        value_json, encoder_json = chunked_text(reader), chunked_text(reader)
+        ids = AvroIds(key_id, value_id)
+        found.append(
+            FamilyText(name=name, ids=ids, key_json=key_json, value_json=value_json, encoder_json=encoder_json)
+        )
         chunked_text(reader)
-        found[name] = _family(_schema(key_json, path), _schema(value_json, path), encoder_json, path)
     require_end(reader)
     return found
+
+
+def watermark_columns(schema_json: str) -> dict[str, int]:
+    """Return the delay of the watermark in milliseconds of each column that has one, from Spark's JSON of a struct."""
+    try:
+        fields = parsed_json(schema_json)["fields"]
+        return {str(one["name"]): int(one["metadata"][_DELAY]) for one in fields if _DELAY in one.get("metadata", {})}
+    except BAD_VALUES:
+        return {}
 
 
 def _schema(text: str, path: str) -> pa.Schema:

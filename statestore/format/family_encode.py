@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statekeeper.statestore.base.errors import UnsupportedType
 from statekeeper.statestore.format import row_checksum
-from statekeeper.statestore.format.families import Family, KeyEncoder, RowHead
-from statekeeper.statestore.format.family_rows import FAMILY_BYTES
+from statekeeper.statestore.format.avro_rows import encode_records
+from statekeeper.statestore.format.families import AvroIds, Family, KeyEncoder, RowHead
+from statekeeper.statestore.format.family_rows import FAMILY_BYTES, avro_head
 from statekeeper.statestore.format.ragged import Bytes, Counts
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.format.types import machine_type
@@ -35,9 +37,11 @@ def encode_keys(keys: pa.Table, family: Family, number: int | None = None) -> li
     Raises as `unsafe_row.encode_rows`.
     """
     prefix = b"" if number is None else number.to_bytes(FAMILY_BYTES, "little", signed=True)
-    keys = with_longs_for_nulls(keys)
+    keys = keys if family.avro is not None else with_longs_for_nulls(keys)
     if family.head is RowHead.NOTHING:
         return _texts(encode_rows(keys))
+    if family.avro is not None:
+        return _in_avro(keys, family, family.avro, prefix)
     match family.encoder:
         case KeyEncoder.WHOLE:
             return _texts(encode_rows(keys, head=prefix + _VERSION))
@@ -52,11 +56,15 @@ def encode_values(
 ) -> list[bytes]:
     """Encode the values of keys. `counts[i]` consecutive rows of `values` are the list of key i. If `counts` is None, each
     key has one row, which is no list. Raises as `unsafe_row.encode_rows`."""
-    values = with_longs_for_nulls(values)
+    values = values if family.avro is not None else with_longs_for_nulls(values)
     if family.head is RowHead.NOTHING:
         # A store adds the checksums.
         return _texts(encode_rows(values))
-    rows = _texts(encode_rows(values, head=_VERSION))
+    if family.avro is not None:
+        head = avro_head(family.avro.value)
+        rows = [head + record for record in encode_records(values)]
+    else:
+        rows = _texts(encode_rows(values, head=_VERSION))
     if counts is not None:
         left = iter(rows)
         rows = [_listed(itertools.islice(left, count), conf.merge_delimiter) for count in counts.tolist()]
@@ -91,6 +99,37 @@ def _in_two(keys: pa.Table, family: Family, prefix: bytes) -> list[bytes]:
         return [prefix + _INT.pack(len(first)) + first for first in firsts]
     seconds = _texts(encode_rows(keys.select(behind), head=_VERSION))
     return [prefix + _INT.pack(len(first)) + first + second for first, second in zip(firsts, seconds, strict=True)]
+
+
+def _in_avro(keys: pa.Table, family: Family, ids: AvroIds, prefix: bytes) -> list[bytes]:
+    """Encode keys whose rows are records. The front columns have no id of a schema."""
+    head = avro_head(ids.key)
+    if family.encoder is KeyEncoder.WHOLE:
+        return [prefix + head + record for record in encode_records(keys)]
+    front = keys.select(list(family.front))
+    if family.encoder is KeyEncoder.RANGE:
+        front = _marked(front)
+    elif family.encoder is not KeyEncoder.PREFIX:
+        raise UnsupportedType(
+            f"keys with the encoder {family.encoder.value} are not supported in Avro",
+            hint="keep the encoding unsaferow",
+        )
+    behind = [place for place in range(keys.num_columns) if place not in family.front]
+    firsts = [_VERSION + record for record in encode_records(front)]
+    if not behind:
+        return [prefix + _INT.pack(len(first)) + first for first in firsts]
+    seconds = [head + record for record in encode_records(keys.select(behind))]
+    return [prefix + _INT.pack(len(first)) + first + second for first, second in zip(firsts, seconds, strict=True)]
+
+
+def _marked(front: pa.Table) -> pa.Table:
+    """Return two columns for each: the byte for its sign, and the bytes that sort."""
+    arrays, fields = [], []
+    for field, column in zip(front.schema, front.columns, strict=True):
+        sorting = _sorting(column.combine_chunks(), field.type).to_pylist()
+        arrays += [pa.array([text[:1] for text in sorting]), pa.array([text[1:] for text in sorting])]
+        fields += [pa.field(f"{field.name}_marker", pa.binary()), pa.field(f"{field.name}_value", pa.binary())]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _timed(keys: pa.Table, family: Family, prefix: bytes) -> list[bytes]:

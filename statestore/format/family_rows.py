@@ -11,6 +11,9 @@
 
 Spark's default provider stores bare rows: no version, one row for all columns of a key, no lists.
 
+With the encoding Avro, a row is the int16 LE id of its schema and a record (`avro_rows`), and the row of front columns has
+no id. A number of RANGE is two columns there: its sign, and the bytes that sort.
+
 The version is a byte, 0. Bytes that sort: 0 negative, 1 not negative, 2 null, then the number, big-endian; negative
 floats with flipped bits. The 8 bytes of a timestamp: big-endian, with the sign bit flipped. If all columns are front
 columns, RANGE has no second row. If the merge operator uses a delimiter, it separates the elements.
@@ -29,6 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format.avro_rows import decode_records
 from statekeeper.statestore.format.families import Family, KeyEncoder, RowHead
 from statekeeper.statestore.format.ragged import Bytes, Counts, Ragged, gather, offsets_of
 from statekeeper.statestore.format.row_checksum import checksum
@@ -39,6 +43,8 @@ from statekeeper.statestore.format.unsafe_row import decode_rows
 FAMILY_BYTES = 2
 _SIZE_BYTES = 4
 _VERSION_BYTES = 1
+_VERSION = b"\0"
+_ID_BYTES = 2
 _TIME_BYTES = 8
 _HINT = "to find all damaged files, run: statekeeper audit ROOT --deep"
 _NEGATIVE, _NULL = 0, 2
@@ -69,9 +75,10 @@ def decode_keys(keys: Sequence[bytes], family: Family, *, skip: int = 0) -> pa.T
     starts, sizes = packed.offsets[:-1] + skip, packed.lengths - skip
     if family.head is RowHead.NOTHING:
         return _decoded(packed.data, starts, sizes, family.key, head_bytes=0)
+    head = None if family.avro is None else avro_head(family.avro.key)
     match family.encoder:
         case KeyEncoder.WHOLE:
-            return _rows(packed.data, starts, sizes, family.key)
+            return _rows(packed.data, starts, sizes, family.key, avro=head)
         case KeyEncoder.TIME_FIRST | KeyEncoder.TIME_LAST:
             return _timed(packed.data, starts, sizes, family)
         case KeyEncoder.PREFIX | KeyEncoder.RANGE:
@@ -92,8 +99,13 @@ def decode_rows_of(
         pieces = _pieces(keys, values, conf.merge_delimiter)
         starts, sizes = _edges(pieces, packed.offsets)
     _require((sizes > 0).all(), "a value is empty")
+    head = None if family.avro is None else avro_head(family.avro.value)
     # A list starts with the size of its first element. The size is odd: a version byte and whole words.
     lists = packed.data[starts] != 0
+    if head is not None:
+        lists = np.fromiter(
+            (not row.startswith(head) for row in _cut(packed.data, starts, sizes)), np.bool_, len(starts)
+        )
     are_lists = bool(lists.any())
     counts: Counts = np.ones(len(values), np.int64)
     if are_lists:
@@ -107,7 +119,7 @@ def decode_rows_of(
         starts, sizes = _edges(elements, packed.offsets)
     elif pieces is not None:
         _require(len(starts) == len(values), "a key has several values, but its column family has no lists")
-    decoded = _rows(packed.data, starts, sizes, family.value)
+    decoded = _rows(packed.data, starts, sizes, family.value, avro=head)
     return DecodedRows(decode_keys(keys, family, skip=skip), decoded, counts, are_lists)
 
 
@@ -165,18 +177,24 @@ def _in_two(data: Bytes, starts: Counts, sizes: Counts, family: Family) -> pa.Ta
     )
     starts, sizes = starts + _SIZE_BYTES, sizes - _SIZE_BYTES - front
     fields = [family.key.field(place) for place in family.front]
-    if family.encoder is KeyEncoder.RANGE:
+    front_head, head = (None, None) if family.avro is None else (_VERSION, avro_head(family.avro.key))
+    if family.encoder is KeyEncoder.RANGE and family.avro is not None:
+        marked = pa.schema([pa.field(name, pa.binary()) for field in fields for name in (field.name, f"{field.name}_")])
+        pairs = _rows(data, starts, front, marked, avro=front_head)
+        columns = {place: _unmarked(pairs, i, fields[i]) for i, place in enumerate(family.front)}
+    elif family.encoder is KeyEncoder.RANGE:
         as_bytes = pa.schema([pa.field(field.name, pa.binary(), nullable=False) for field in fields])
         sorting = _rows(data, starts, front, as_bytes).combine_chunks()
         columns = {
             place: _unsorted(sorting.column(i).combine_chunks(), fields[i]) for i, place in enumerate(family.front)
         }
     else:
-        table = _rows(data, starts, front, pa.schema(fields))
+        table = _rows(data, starts, front, pa.schema(fields), avro=front_head)
         columns = dict(zip(family.front, table.columns, strict=True))
     behind = [place for place in range(len(family.key)) if place not in columns]
     if behind:
-        rest = _rows(data, starts + front, sizes, pa.schema([family.key.field(place) for place in behind]))
+        behind_schema = pa.schema([family.key.field(place) for place in behind])
+        rest = _rows(data, starts + front, sizes, behind_schema, avro=head)
         columns.update(zip(behind, rest.columns, strict=True))
     else:
         _require((sizes == 0).all(), "a key has extra bytes at its end")
@@ -215,8 +233,34 @@ def _unsorted(column: pa.BinaryArray, field: pa.Field) -> pa.Array:
     return pa.Array.from_buffers(field.type, len(values), [bitmap, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema) -> pa.Table:
-    """Decode rows that follow their version byte."""
+def _unmarked(pairs: pa.Table, place: int, field: pa.Field) -> pa.Array:
+    """Decode a column of numbers from the bytes for its sign and the bytes that sort."""
+    marks, values = (pairs.column(2 * place + part).to_pylist() for part in (0, 1))
+    _require(None not in marks and None not in values, f"column {field.name} of a key has no bytes")
+    joined = pa.array([mark + value for mark, value in zip(marks, values, strict=True)], pa.binary())
+    return _unsorted(joined, field)
+
+
+def avro_head(schema_id: int) -> bytes:
+    """The bytes before a record in Avro: the version, and the id of its schema."""
+    return _VERSION + schema_id.to_bytes(_ID_BYTES, "little", signed=True)
+
+
+def _cut(data: Bytes, starts: Counts, sizes: Counts) -> Iterator[bytes]:
+    return (data[start : start + size].tobytes() for start, size in zip(starts.tolist(), sizes.tolist(), strict=True))
+
+
+def _rows(data: Bytes, starts: Counts, sizes: Counts, schema: pa.Schema, *, avro: bytes | None = None) -> pa.Table:
+    """Decode rows that follow their version byte. `avro`: the head of records in Avro."""
+    if avro is not None:
+        rows = list(_cut(data, starts, sizes))
+        _require(all(row.startswith(avro) for row in rows), "a row has another version or schema than its family")
+        found = decode_records((row[len(avro) :] for row in rows), schema)
+        _require(
+            all(field.nullable or not column.null_count for field, column in zip(schema, found.columns, strict=True)),
+            "a column is null, but the schema declares it without nulls",
+        )
+        return pa.Table.from_arrays(found.columns, schema=schema)
     _require((sizes >= _VERSION_BYTES).all(), "a row has no version byte")
     _require((data[starts] == 0).all(), "a row has an unknown version byte")
     return _decoded(data, starts, sizes, schema, head_bytes=_VERSION_BYTES)

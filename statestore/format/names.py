@@ -281,6 +281,11 @@ def is_store_name(name: str) -> bool:
     return STORE_NAME.fullmatch(name) is not None
 
 
+def is_source_name(name: str) -> bool:
+    """Return whether this can be the id of a source. The id becomes a folder below `sources/`."""
+    return 0 < len(name) <= 255 and not set("/\0\\") & set(name) and not name.startswith(".")
+
+
 def parse_shared_file(name: str) -> str | None:
     """Return the name that snapshots give to a table or archived log, from its path in the store's folder; None for
     other files."""

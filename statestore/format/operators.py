@@ -13,7 +13,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
@@ -157,9 +157,14 @@ def partitions_at(described: int, pinned: int | None, named: int | None, *, is_l
 
 
 def with_partitions(data: bytes, path: str, partitions: int) -> bytes:
-    """Return the metadata of an operator with another number of partitions. Raises as `parse_operator`."""
-    found = parse_operator(data, path)
-    return encode_operator(replace(found, stores=tuple(replace(one, partitions=partitions) for one in found.stores)))
+    """Return the metadata of an operator with another number of partitions; all other fields are unchanged. Raises as
+    `parse_operator`."""
+    parse_operator(data, path)
+    header, _, rest = data.partition(b"\n")
+    body = json.loads(rest)
+    for store in body["stateStoreInfo"]:
+        store["numPartitions"] = partitions
+    return header + b"\n" + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def encode_schema(key_json: str, value_json: str) -> bytes:

@@ -50,7 +50,7 @@ _BY_WHOLE_KEY = (
     "flatMapGroupsWithState",
     "applyInPandasWithState",
 )
-_SESSIONS = "sessionWindowStateStoreSaveExec"
+SESSIONS = "sessionWindowStateStoreSaveExec"
 _JOIN = "symmetricHashJoin"
 _TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _SIDES = ("left-", "right-")
@@ -170,7 +170,7 @@ def _columns(
         found = None
     elif takes_all_rows(operator, has_key_columns=len(family.key) > 0):
         found = PartitionColumns.NONE
-    elif operator == _SESSIONS:
+    elif operator == SESSIONS:
         found = PartitionColumns.ALL_BUT_LAST
     elif not operator:
         found = _of_undescribed(family)

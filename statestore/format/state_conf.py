@@ -33,6 +33,8 @@ _ROW_CHECKSUMS = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 _STRICT_DISTRIBUTION = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _DELIMITERS = {"1": b",", "2": b""}
 
+AVRO = "avro"
+"""Rows as `avro_rows` decodes them; only of transformWithState."""
 UNSAFE_ROW = "unsaferow"
 """Rows as `unsafe_row` decodes them; the default of queries that name no encoding."""
 

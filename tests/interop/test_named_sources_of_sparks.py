@@ -33,12 +33,12 @@ def add(folder: Path, number: int, *sides: str) -> None:
         (folder / side / f"{number}.json").write_text(f'{{"k":"{side} {number}"}}\n')
 
 
-def run(spark: SparkSession, folder: Path, checkpoint: Path) -> dict[int, list[str]]:
+def run(spark: SparkSession, folder: Path, checkpoint: Path, sides: tuple[str, str] = SIDES) -> dict[int, list[str]]:
     """Read all new files. Return the keys in each batch; each file has one key."""
     found: dict[int, list[str]] = {}
     with configured(spark, CONFS):
         left, right = (
-            spark.readStream.schema("k string").format("json").name(side).load(str(folder / side)) for side in SIDES
+            spark.readStream.schema("k string").format("json").name(side).load(str(folder / side)) for side in sides
         )
         query = (
             left.union(right)
@@ -102,3 +102,36 @@ def test_spark_continues_from_a_mirror_and_after_a_rewind_of_several_named_sourc
     statekeeper("rewind", str(checkpoint), "--to-batch", "1", "--apply", "--confirm-stopped")
     after = [row for rows in run(spark, tmp_path, checkpoint).values() for row in rows]
     assert sorted(after) == sorted(row for batch in (2, 3, 4) for row in done[batch])
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_named_sources_keep_their_positions_in_a_migration(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """With offsets of v2, one source is replaced; those of v1 do not contain the names, so that the sources must stay."""
+    monkeypatch.setitem(CONFS, "spark.sql.streaming.offsetLog.formatVersion", version)
+    checkpoint, new = tmp_path / "checkpoint", tmp_path / "new"
+    for number in range(3):
+        add(tmp_path, number, *SIDES)
+        run(spark, tmp_path, checkpoint)
+    other = tmp_path / "other"
+    other.mkdir()
+    add(other, 0, *SIDES, "beta")
+    changed = ("beta", "zeta")
+    run(spark, other, other / "changed", changed)
+    run(spark, other, other / "same")
+    given = ("migrate", str(checkpoint), str(other / "changed"), str(new))
+    add(tmp_path, 0, "beta")
+    add(tmp_path, 3, *SIDES, "beta")
+    if version == "2":
+        shown = statekeeper(*given)
+        assert "source beta is new" in shown
+        assert "source alpha of the old query is gone" in shown
+        statekeeper(*given, "--apply", "--confirm-stopped")
+        read = [row for rows in run(spark, tmp_path, new, changed).values() for row in rows]
+        assert sorted(read) == ["beta 0: 1", "beta 3: 1", "zeta 3: 1"]
+        return
+    assert "keep the sources with their names and their order" in statekeeper(*given, exit_code=3)
+    statekeeper("migrate", str(checkpoint), str(other / "same"), str(new), "--apply", "--confirm-stopped")
+    read = [row for rows in run(spark, tmp_path, new).values() for row in rows]
+    assert sorted(read) == ["alpha 3: 1", "zeta 3: 1"]

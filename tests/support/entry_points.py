@@ -30,11 +30,11 @@ from statekeeper.statestore.maintenance.verbs.savepoint import SaveFiles
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, evolved_roots, loads, rescales
 from tests.support.checkpoints import Checkpoint
-from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.faulty_storage import SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
 from tests.support.structures import as_sparks
-from tests.support.switching import WRITES, begin_a_switch, take_snapshots
+from tests.support.switching import Dying, begin_a_switch, take_snapshots
 from tests.support.unpacked import unpacked
 
 ARCHIVES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
@@ -52,14 +52,6 @@ snapshot = {{ changelogs = 1 }}
 retention = {{ versions = 3, grace = "0s" }}
 mirror = {{ url = "copy" }}
 """
-
-
-class Dying(FaultyStorage):
-    """Dies at the first write of a file of the state, when the journal exists."""
-
-    def _fault_of(self, request: Request) -> Fault | None:
-        writes = request.kind in WRITES and request.path.startswith("state/")
-        return Fault.BEFORE if writes else None
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,14 @@ def gone_on(storage: Storage, *, purges: Iterable[int] = range(6)) -> None:
     storage.delete(map(names.commits, purges))
 
 
+class Dying(FaultyStorage):
+    """Dies at the first write of a file of the state, when the journal exists."""
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        writes = request.kind in WRITES and request.path.startswith("state/")
+        return Fault.BEFORE if writes else None
+
+
 def after_the_dead() -> SleeplessClock:
     """When a dead run's lease counts no more."""
     return SleeplessClock(SystemClock().now_seconds() + lease.LIFE_SECONDS)

@@ -8,6 +8,7 @@ from typing import Any
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.maintenance.rewrites.edits import EditSteps
 from statekeeper.statestore.maintenance.rewrites.engine import RewriteSteps
+from statekeeper.statestore.maintenance.rewrites.migration import MigrationSteps
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchSteps
 from statekeeper.statestore.maintenance.rewrites.whole_stores import WholeStoreSteps
 
@@ -18,4 +19,5 @@ STEPS: Mapping[RewriteKind, RewriteSteps[Any]] = {
     RewriteKind.CONVERT: WholeStoreSteps(),
     RewriteKind.LOAD: WholeStoreSteps(),
     RewriteKind.EVOLVE: WholeStoreSteps(),
+    RewriteKind.MIGRATE: MigrationSteps(),
 }

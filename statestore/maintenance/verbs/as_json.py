@@ -23,8 +23,10 @@ from statekeeper.statestore.maintenance.records.history import (
     RetentionHead,
     TakenSnapshot,
 )
+from statekeeper.statestore.maintenance.rewrites import migration
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
+from statekeeper.statestore.maintenance.rewrites.migration import MigrationPlan
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.rewrites.whole_stores import EvolutionPreview, FileSinkPlan, Load, RewritePlan
 from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, Rewrite
@@ -211,6 +213,41 @@ def of_rewrite_plan(plan: RewritePlan) -> Record:
         "file_sink": None if plan.file_sink is None else _of_file_sink(plan.file_sink),
         **({} if plan.load is None else _of_load(plan.load, plan.rows)),
         **({"schemas": {name: asdict(one) for name, one in plan.schemas.items()}} if plan.evolve is not None else {}),
+    }
+
+
+def of_migration(plan: MigrationPlan) -> Record:
+    """Encode a plan of a migration: that of a rewrite, and what each operator takes over."""
+    return {
+        **of_rewrite_plan(plan),
+        "old": plan.goal.old,
+        "blueprint": plan.goal.blueprint,
+        "options": list(plan.goal.options[2:]),
+        "operators": [
+            {
+                "operator": one.new.operator,
+                "name": one.new.name,
+                "from": None if one.old is None else one.old.operator,
+                "dropped": list(one.dropped),
+                "stores": [
+                    {
+                        "store": store.store,
+                        "family": store.family,
+                        "is_empty": store.before is None,
+                        "added": {column.field.name: migration.shown(column.default) for column in store.added},
+                        "dropped": list(store.dropped),
+                    }
+                    for store in one.stores
+                ],
+            }
+            for one in plan.operators
+        ],
+        "dropped": [
+            {"operator": one.operator.operator, "name": one.operator.name, "rows": one.rows} for one in plan.dropped
+        ],
+        "sources": dict(plan.source_map.sources),
+        "dropped_sources": list(plan.source_map.dropped),
+        "notes": list(plan.notes),
     }
 
 

@@ -48,6 +48,10 @@ class OfStoppedQuery(CompletesRewrites[P, Progress, Begun]):
     noun: ClassVar[str]
     reverses: ClassVar[str] = "reverses it"
 
+    def run_of_journal(self, run: Run) -> Run:
+        """Return the run on the root that has the journal of the rewrite."""
+        return run
+
     def has_work(self, plan: P) -> bool:
         return not plan.is_there
 
@@ -579,6 +583,7 @@ def _reversed(begun: Begun, phase: str) -> Report:
         RewriteKind.EDIT: f"reversed: the state is as it was after batch {begun.batch}",
         RewriteKind.LOAD: f"reversed: the state is as it was after batch {begun.batch}",
         RewriteKind.EVOLVE: f"reversed: the state and its columns are as they were after batch {begun.batch}",
+        RewriteKind.MIGRATE: "reversed: what the migration wrote is deleted, and the location is empty again",
     }
     of_switch = {"to": begun.to.value, "structure": begun.to.other.value}
     return Report(

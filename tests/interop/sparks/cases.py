@@ -61,6 +61,7 @@ class Kind(Enum):
     CLONE = "goes on from a clone"
     MIRROR = "continues from a mirror after a failover"
     RESCALE = "continues with other partitions after a rescale"
+    MIGRATE = "continues in a new checkpoint, in structure V2 if it has it, after a migration"
     CONVERT = "continues with RocksDB after a conversion from the default provider"
     EDIT = "continues after a key is deleted, and as before after the undo"
     REWIND = "writes the same batches again after a rewind"
@@ -111,6 +112,7 @@ def all_cases() -> Iterator[Case]:
                 yield Case(group, Kind.MIRROR, minor)
                 yield Case(group, Kind.REWIND, minor)
                 yield Case(group, Kind.RESCALE, minor)
+                yield Case(group, Kind.MIGRATE, minor)
                 if operator not in _WITHOUT_KEYS:
                     yield Case(group, Kind.EDIT, minor)
                 if operator not in _ONLY_ROCKSDB:
@@ -122,6 +124,8 @@ def all_cases() -> Iterator[Case]:
                 later = [to for to in MINORS[MINORS.index(minor) + 1 :] if described.runs_on(to, structure)]
                 for to in later:
                     yield Case(group, Kind.UPGRADE, to)
+                if later:
+                    yield Case(group, Kind.MIGRATE, later[-1])
                 if (minor, structure) == (_FIRST, "1") and operator in _UPGRADED:
                     yield from _upgraded(group)
                 if (minor, structure) == ("4.0", "2"):
@@ -164,6 +168,7 @@ class Origin:
             Kind.MIRROR: self._mirror,
             Kind.REWIND: self._rewind,
             Kind.RESCALE: self._rescale,
+            Kind.MIGRATE: self._migrate,
             Kind.CONVERT: self._convert,
             Kind.EDIT: self._edit,
         }[case.kind](case.to)
@@ -327,6 +332,34 @@ class Origin:
         twins.leave_only_wrong_snapshots(self.query, self.folder, *self._for_spark(to))
         twins.rescale(self.query, _PARTITIONS, self.folder, *self._for_spark(to))
         assert oracle.state() != twin.middle
+
+    def _migrate(self, to: str) -> None:
+        """Migrate to the release that continues, whose blueprint is in structure V2 if it runs the operator there. The old
+        checkpoint without a key in each store gives another state."""
+        structure = Structure.V2 if OPERATORS[self.group.operator].runs_on(to, "2") else Structure.V1
+        confs = {**self.group.confs, **structure.conf}
+        spark = self.sparks.get(to, structure.value[1:])
+        folder = Path(tempfile.mkdtemp(dir=self.folder, prefix="blueprint-"))
+        blueprint = RemoteQuery(spark, folder, self.group.operator, confs)
+        blueprint.run(1)
+        old, for_spark = self.query.root, ["--for-spark", to] if structure is Structure.V2 else []
+        for name, spoil in (("new", None), ("wrong", twins.leave_only_wrong_snapshots)):
+            self.query.checkpoint = self.folder / "checkpoint"
+            self.query.confs, self.query.spark = (
+                self.group.confs,
+                self.sparks.get(self.group.minor, self.group.structure),
+            )
+            self.query.restored("middle")
+            if spoil is not None:
+                spoil(self.query, self.folder, *self._for_spark(self.group.minor))
+            new = folder / name
+            given = ("--apply", "--confirm-stopped", "--scratch", str(self.folder), *for_spark)
+            twins.statekeeper("migrate", old, blueprint.root, str(new), *given)
+            self.query.checkpoint, self.query.confs, self.query.spark = new, confs, spark
+            if spoil is None:
+                self._goes_on(to)
+            else:
+                assert self._oracle(to).state() != self.twin.middle
 
     def _convert(self, to: str) -> None:
         """Convert to RocksDB in the structure of the group, and continue as the twin does with the default provider. At the

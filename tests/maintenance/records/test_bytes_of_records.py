@@ -396,6 +396,15 @@ CASES = {
             schemas={"default": SchemaChange(VALUE, WIDER)},
         )
     ),
+    "journal-migrate": of_journal(
+        begun(
+            RewriteKind.MIGRATE,
+            options=("s3://old", "s3://blueprint", "--map", "1=0"),
+            rows="ab",
+            partitions=4,
+            reused=frozenset(),
+        )
+    ),
     "journal-made": Case(
         names.switchover(3, f"made-{NAMED.operator}-{NAMED.partition}-{NAMED.store}"),
         made,

@@ -35,6 +35,7 @@ from statekeeper.statestore.maintenance.verbs.claim import Claim
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
+from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
 from statekeeper.statestore.maintenance.verbs.repair import Repair
 from statekeeper.statestore.maintenance.verbs.retention import Retention
@@ -77,6 +78,13 @@ IN_A_PLAN: tuple[Obstacle, ...] = (
 REVERSAL: tuple[Obstacle, ...] = (mode_observe, mode_snapshots, another_maintainer, nobody_confirms, the_query_runs)
 WRITES: tuple[Obstacle, ...] = (*REVERSAL, a_rewrite_is_half_done)
 REWRITES: tuple[Obstacle, ...] = (*WRITES, a_changelog_is_missing)
+READS_STOPPED: tuple[Obstacle, ...] = (
+    another_maintainer,
+    nobody_confirms,
+    the_query_runs,
+    a_rewrite_is_half_done,
+    a_changelog_is_missing,
+)
 COPIES: tuple[Obstacle, ...] = (another_maintainer, a_rewrite_is_half_done, a_changelog_is_missing)
 
 
@@ -173,6 +181,16 @@ CASES: dict[str, Case] = {
         command=lambda world: ["evolve", "flights", "--schema", world.schema_file],
         launch=("evolve_checkpoint", "evolve", lambda world: {"schema_file": world.schema_file}),
         blocked_by=REWRITES,
+    ),
+    "migrate": Case(
+        verb=lambda world: Migrate(blueprint=world.base("native"), destination=world.copy, partitions=3),
+        command=lambda world: ["migrate", "flights", world.base("native"), world.copy, "--partitions", "3"],
+        launch=(
+            "migrate_checkpoint",
+            "migrate",
+            lambda world: {"blueprint": world.base("native"), "destination": world.copy, "partitions": 3},
+        ),
+        blocked_by=READS_STOPPED,
     ),
     "abort": reversal(
         base=HALF_RESCALED,

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.maintenance.verbs.clone import Clone
-from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
+from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.verbs.rewrite import Rollback
 from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles, SaveRows
 from statekeeper.statestore.maintenance.verbs.unpack import Unpack
-from statekeeper.statestore.storage import Kind, Storage
+from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import verbs
+from tests.support.audits import audited
+from tests.support.blueprints import change_schema, column
 from tests.support.checkpoints import Checkpoint
 from tests.support.clones import FULL, cloned, query_of
 from tests.support.crashes import AnyVerb, Case, Crashing, Roots, put_again
+from tests.support.dumped import dumped
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import maintainer
 from tests.support.mirrors import mirrored
 from tests.support.repairs import contents
 from tests.support.savepoints import as_model, kept, manifest, recomputed, remove, saved
+from tests.support.switching import after_the_dead
+from tests.support.unpacked import unpacked
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+MIGRATION = Migrate(blueprint="blueprint", destination="destination")
 
 OF_RUNS = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
 """What copies write into their source."""
@@ -138,6 +151,77 @@ class Mirroring(Copying):
     def check_run(self, cases: Sequence[Case]) -> None:
         assert any(_deletes_a_commit(case) for case in cases) or len(cases) < 5
         assert len(cases) < len(self.cases) or bool(self.jumps) == (self.structure is Structure.V1)
+
+
+class Migrating(Copying):
+    """A migration to another structure, with an added aggregate. Also the requests to the old checkpoint are disturbed."""
+
+    verb: AnyVerb = Migrate
+    sides: Sequence[int] = (0, 1)
+    fewest, in_a_bucket = 100, 1
+    is_reversible = True
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.old = open_storage(str(unpacked(FIXTURES / "spark-4.2.0-v1-aggregation.zip", folder / "old")))
+        blueprint = unpacked(FIXTURES / "spark-4.2.0-v2-aggregation.zip", folder / "blueprint")
+        change_schema(blueprint, values=lambda fields: [*fields, column("max", "long")])
+        self.blueprint = open_storage(str(blueprint))
+        self.files = {entry.path: self.old.read(entry.path) for entry in self.old.list("", hidden=True)}
+        self.rows = self._rows(self.old)
+        assert self.rows
+
+    def ready(self) -> Roots:
+        return [self.old, self.place.new_root(1)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        perform(prepare(MIGRATION, self._run(roots, clock)))
+
+    def must_fail(self, case: Case) -> bool:
+        return False  # an audit in the middle judges what it cannot read
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        self._check(roots, case)
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        self._check(roots, case)
+        left = {entry.path for entry in roots[1].list("") if not entry.path.startswith(f"{names.CONTROL}/")}
+        assert bool(left) is is_done, case
+
+    def _check(self, roots: Roots, case: Case) -> None:
+        """Check that the old checkpoint is as it was, and that the new one is whole if it is a checkpoint."""
+        old, new = roots
+        assert {entry.path: old.read(entry.path) for entry in old.list("", hidden=True)} == self.files, case
+        if new.stat(names.QUERY_METADATA) is not None:
+            assert self._rows(new) == self.rows, case
+            assert {finding.kind for finding in audited(new).findings} <= {FindingKind.HALF_SWITCHED}, case
+
+    def complete(self, roots: Roots, case: Case, *, back: bool) -> bool:
+        is_open = rewrite_journal.open_journal(roots[1]) is not None
+        if not (back and is_open):
+            self.act(roots, clock=after_the_dead())
+            return True
+        run = self._run(roots, after_the_dead())
+        perform(prepare(Rollback(RewriteKind.MIGRATE), MIGRATION.run_of_journal(run)))
+        return False
+
+    def audited(self, roots: Roots) -> Roots:
+        return [one for one in roots if one.stat(names.QUERY_METADATA) is not None]
+
+    def _run(self, roots: Roots, clock: Clock | None) -> Run:
+        places = {"blueprint": self.blueprint, "destination": roots[1]}
+        return Run(
+            storage=roots[0],
+            by=maintainer(clock),
+            scratch=self.place.scratch(),
+            stopped=True,
+            open_other=places.__getitem__,
+        )
+
+    def _rows(self, storage: Storage) -> list[tuple[object, ...]]:
+        """The rows in the columns that remain."""
+        found = dumped(self.place.local(storage))
+        return sorted((row["key"]["k"], row["value"]["count"], row["value"]["sum"]) for row in found)
 
 
 class MirroringV1(Mirroring):
@@ -281,6 +365,7 @@ def _deletes_a_commit(case: Case) -> bool:
 
 
 COPIES: dict[str, type[Crashing]] = {
+    "migrate": Migrating,
     "clone own v2 in batch logs": Cloning,
     "clone native v1": CloningV1,
     "mirror own v2": Mirroring,

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError
-from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import names
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Plan, ProgressCallback, RewritePhase
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.engine.steps import P, RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind
-from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.storage import Storage
 
 
 def execute(
@@ -51,7 +50,7 @@ def execute(
             path=storage.url,
             hint="to see all obstacles, run this command again without --apply",
         )
-    _require_as_planned(storage, planned)
+    _require_as_planned(steps, storage, planned)
     opened = planned.half_done
     if opened is None:
         steps.verify(storage, planned, machine, progress)
@@ -76,7 +75,7 @@ def execute(
     return work.begun
 
 
-def _require_as_planned(storage: Storage, planned: Plan) -> None:
+def _require_as_planned(steps: RewriteSteps[P], storage: Storage, planned: P) -> None:
     """Require a plan with work, and a checkpoint without changes since the plan, which was made before the lease.
 
     Race: two maintainers plan; the first one completes its switchover; the second one starts from its old plan, fails, and
@@ -84,12 +83,10 @@ def _require_as_planned(storage: Storage, planned: Plan) -> None:
     """
     if planned.is_there:
         raise RefusedAsUnsafe("the plan has nothing to do", path=storage.url, hint="no action is needed")
-    assert planned.batch is not None
     now, then = journal.open_journal(storage), planned.half_done
     is_same = (now and (now.begun.number, now.is_cleared)) == (then and (then.begun.number, then.is_cleared))
     if is_same and then is None:
-        commit = read_or_none(storage, names.commits(planned.batch))
-        is_same = commit == planned.commit.encode() and catalog.newest_batch(storage) == planned.batch
+        is_same = steps.is_as_planned(storage, planned)
     if not is_same:
         raise RefusedAsUnsafe(
             "the checkpoint changed after the plan was made: another maintainer rewrote it, or the query is running; "

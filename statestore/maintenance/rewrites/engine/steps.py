@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made, RewriteJournal
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.rewrites.engine.commit import former_heads
 from statekeeper.statestore.maintenance.rewrites.engine.model import (
@@ -20,7 +21,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import (
     RewritePhase,
 )
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage import Storage, read_or_none
 
 P = TypeVar("P", bound=Plan)
 
@@ -82,6 +83,12 @@ class RewriteSteps(ABC, Generic[P]):
 
     def verify(self, storage: Storage, planned: P, machine: Machine, progress: ProgressCallback) -> None:
         """Verify the inputs before the journal is opened: a failure leaves no half-done rewrite."""
+
+    def is_as_planned(self, storage: Storage, planned: P) -> bool:
+        """Return whether the checkpoint is as it was when the plan of a new rewrite was made."""
+        assert planned.batch is not None
+        commit = read_or_none(storage, names.commits(planned.batch))
+        return commit == planned.commit.encode() and catalog.newest_batch(storage) == planned.batch
 
     @abstractmethod
     def begin(self, storage: Storage, planned: P, *, number: int, run: str, ids: Ids) -> Begun:

@@ -12,6 +12,7 @@ from statekeeper.statestore.maintenance.rewrites.evolution.columns import (
     EvolvedRows,
     Widened,
     evolution_of,
+    is_all,
     require_untimed,
     schema_change,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "EvolvedRows",
     "Widened",
     "evolution_of",
+    "is_all",
     "parse_changes",
     "read_schema_file",
     "require_untimed",

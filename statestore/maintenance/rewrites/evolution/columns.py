@@ -268,7 +268,7 @@ class EvolvedRows:
         """Return new rows as `of_source`, with the present types. Raises `CorruptFile` for a value that is no default."""
         table, before = _decoded(values, self.columns.after), self.columns.before
         for place, column in enumerate(self.columns.columns):
-            if column.source is None and not _is_all(table.column(place), column.default):
+            if column.source is None and not is_all(table.column(place), column.default):
                 raise CorruptFile(
                     f"the added column {column.field.name} has a value other than its default; nothing was published",
                     hint="reverse the evolution with --abort, and report this error",
@@ -285,7 +285,8 @@ class EvolvedRows:
         return [(place, column.source) for place, column in columns if column.source is not None]
 
 
-def _is_all(found: pa.ChunkedArray, default: pa.Scalar | None) -> bool:
+def is_all(found: pa.ChunkedArray, default: pa.Scalar | None) -> bool:
+    """Return whether each value of an added column is its default."""
     if default is None or not default.is_valid:
         return bool(found.null_count == len(found))
     return bool(pc.all(pc.equal(found, default), min_count=0).as_py()) and not found.null_count

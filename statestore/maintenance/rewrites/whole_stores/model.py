@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import Schemas
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind, Schemas
 from statekeeper.statestore.contents.rows import Layout
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.families import Family
@@ -89,6 +89,14 @@ class Conversion(Protocol):
 
     def of_target(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Rows:
         """Return the same of new rows: the digests are compared."""
+
+
+@dataclass(frozen=True)
+class ByFamily:
+    """The conversions of the column families of a store, by name; None if the rows keep their bytes. A family that is not
+    here is dropped: its rows become no rows."""
+
+    families: Mapping[str, Conversion | None]
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,7 @@ class StoreGroup:
     sources: tuple[StoppedStore, ...]
     targets: tuple[StorePath, ...]
     rules: Rules | None = None
-    conversion: Conversion | None = None
+    conversion: Conversion | ByFamily | None = None
     incoming: tuple[Incoming, ...] = ()
 
     @property
@@ -223,6 +231,8 @@ class RewritePlan(Plan):
     evolve       of a schema evolution: its goal
     schemas      of a schema evolution: the changed value schemas
     heads        of a schema evolution: the head of every store; those without a group keep it
+    source       of a migration: the checkpoint whose rows are read; None for others, which read their own
+    conf_after   of a migration: how the new rows are encoded; None if as the present ones
     """
 
     partitions: int | None
@@ -236,6 +246,8 @@ class RewritePlan(Plan):
     evolve: Evolve | None = None
     schemas: Schemas = field(default_factory=dict)
     heads: Mapping[StorePath, VersionId] = field(default_factory=dict)
+    source: Storage | None = None
+    conf_after: StateConf | None = None
 
     @property
     def codec(self) -> str:
@@ -251,7 +263,8 @@ class RewritePlan(Plan):
     def version(self) -> int:
         """The number of the new version of every store."""
         assert self.batch is not None
-        return self.batch + (1 if self.origin is Origin.OWN else 2)
+        replaces_head = self.origin is Origin.OWN or self.rewrite is RewriteKind.MIGRATE
+        return self.batch + (1 if replaces_head else 2)
 
     @property
     def targets(self) -> tuple[StorePath, ...]:

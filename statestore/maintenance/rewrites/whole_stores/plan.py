@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +145,11 @@ def _local_bytes(groups: tuple[StoreGroup, ...], goal: Goal) -> int:
     """An upper bound of the local disk of the largest group. Groups are rewritten one after another."""
     if isinstance(goal, Load):
         return max((local_bytes_of_load(group) for group in groups), default=0)
+    return local_bytes_of(groups)
+
+
+def local_bytes_of(groups: Iterable[StoreGroup]) -> int:
+    """Return an upper bound of the local disk of the largest group, whose present rows are rewritten."""
     sizes = [
         sum(one.base_bytes + LOCAL_BYTES_PER_TAIL * one.tail_bytes for one in group.sources) * _COPIES
         for group in groups
@@ -168,7 +173,7 @@ def _refusals(facts: RewriteFacts, goal: Goal, spark: Spark | None, local_bytes:
     if not stopped.stores:
         yield "the checkpoint has no state: nothing to rewrite; start the query with the new settings"
         return
-    yield from _of_logs(stopped)
+    yield from of_logs(stopped)
     yield from of_stores(stopped)
     match goal:
         case Rescale():
@@ -268,7 +273,8 @@ def _of_half_done(stopped: StoppedQuery, goal: Goal) -> Iterator[str]:
         yield of_other(begun)
 
 
-def _of_logs(stopped: StoppedQuery) -> Iterator[str]:
+def of_logs(stopped: StoppedQuery) -> Iterator[str]:
+    """Yield the reasons in the logs of a query that was not stopped between two batches."""
     assert stopped.batch is not None
     if not stopped.is_plain_commit:
         yield f"{names.commits(stopped.batch)} has unknown fields, which the rewrite would lose: upgrade Statekeeper"

@@ -19,6 +19,7 @@ from statekeeper.statestore.format.partition_keys import key_hashes, require_par
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, StoppedStore
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
+    ByFamily,
     Conversion,
     Partitions,
     RewritePlan,
@@ -72,7 +73,7 @@ class Moves:
     rules: Rules | None
     sources: int
     targets: int
-    conversion: Conversion | None
+    conversion: Conversion | ByFamily | None
 
 
 def read(
@@ -140,15 +141,22 @@ def _pieces(
                 end = next((at for at in range(begin, end) if family_id(all_keys[at]) != number), end)
                 family = names.get(number)
                 _require_family(number, family, moves, store)
+            elif isinstance(moves.conversion, ByFamily):
+                _require_family(family_id(all_keys[begin]), None, moves, store)
             keys, values = all_keys[begin:end], all_values[begin:end]
+            begin = end
+            conversion = moves.conversion
+            if isinstance(conversion, ByFamily):
+                if family is None or family not in conversion.families:
+                    continue
+                conversion = conversion.families[family]
             targets = _targets(keys, family, moves, store)
-            if moves.conversion is None:
+            if conversion is None:
                 digest.add(zip(keys, values, strict=True))
                 yield targets, keys, values
             else:
-                digest.add(zip(*moves.conversion.of_source(keys, values), strict=True))
-                yield targets, *moves.conversion.converted(keys, values)
-            begin = end
+                digest.add(zip(*conversion.of_source(keys, values), strict=True))
+                yield targets, *conversion.converted(keys, values)
 
 
 def _targets(keys: Sequence[bytes], family: str | None, moves: Moves, store: StorePath) -> Partitions:

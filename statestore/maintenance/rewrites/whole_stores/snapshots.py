@@ -24,7 +24,12 @@ from statekeeper.statestore.maintenance.rewrites.engine.model import Machine
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import make_each, table_name, tables_of
 from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress, read_savepoint
-from statekeeper.statestore.maintenance.rewrites.whole_stores.model import Conversion, RewritePlan, StoreGroup
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
+    ByFamily,
+    Conversion,
+    RewritePlan,
+    StoreGroup,
+)
 from statekeeper.statestore.maintenance.rewrites.whole_stores.read import BLOCK_BYTES, ClosedDatabase, Source, read
 from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import OpenPart, Part, SharedSpool, Spool, rows_of
 from statekeeper.statestore.maintenance.upkeep import snapshot
@@ -216,7 +221,7 @@ def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: M
     the first snapshot is published, and each snapshot is read back. Raises as `read`; `CorruptFile` if rows differ,
     `UnknownFormatVersion` if the partitions number their column families differently, `LocalDiskFull`, `StorageError`.
     """
-    storage, begun = work.storage, work.begun
+    storage, begun, conf = work.storage, work.begun, planned.conf_after or planned.conf
     with (
         work_folder(machine.scratch, "rewrite") as folder,
         translated(machine.scratch),
@@ -225,7 +230,7 @@ def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: M
         piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
         with _spool(folder / "spool", piece_bytes, call) as spool:
             if planned.load is None:
-                sources = read(storage, planned, group, machine, folder, spool, call)
+                sources = read(planned.source or storage, planned, group, machine, folder, spool, call)
             else:
                 sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
             new = _new(planned, group, sources, folder, most_record_bytes=storage.limits.record_bytes)
@@ -233,9 +238,9 @@ def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: M
         _require_all_rows(group, sources, [compared for _, compared in built.values()])
         snapshots: RocksDbSnapshots | HdfsSnapshots
         if isinstance(new, NewDatabases):
-            snapshots = RocksDbSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new, call=call)
+            snapshots = RocksDbSnapshots(storage=storage, begun=begun, conf=conf, new=new, call=call)
         else:
-            snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=planned.conf, new=new)
+            snapshots = HdfsSnapshots(storage=storage, begun=begun, conf=conf, new=new)
         digests = {target: str(digest) for target, (digest, _) in built.items()}
         make_each(
             work,
@@ -261,7 +266,7 @@ def _new(
     return NewFiles(
         folder=folder,
         codec=planned.codec,
-        row_checksums=planned.conf.row_checksums,
+        row_checksums=(planned.conf_after or planned.conf).row_checksums,
         most_record_bytes=most_record_bytes,
     )
 
@@ -274,16 +279,51 @@ def _build(
     new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller, workers: int
 ) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
     """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
+    compared = _compared(group.conversion, new)
 
     def write(target: StorePath) -> tuple[RowsDigest, RowsDigest]:
-        return call(_written, new, spool.parts, target, group.conversion)
+        return call(_written, new, spool.parts, target, compared)
 
     written = results_in_pool(write, group.targets, workers=workers, interrupt=call.end)
     return dict(zip(group.targets, written, strict=True))
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """What new rows have in common with the present ones. `by_family`: by the id of the column family; None for a store
+    without families, which has `conversion`."""
+
+    conversion: Conversion | None
+    by_family: Mapping[int, Conversion | None] | None = None
+
+    def of(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over the pairs to compare. `keys` ascend, so that the families follow each other."""
+        if self.by_family is None:
+            yield from self._of_family(self.conversion, keys, values)
+            return
+        begin = 0
+        for number, of_family in itertools.groupby(keys, family_id):
+            end = begin + sum(1 for _ in of_family)
+            yield from self._of_family(self.by_family[number], keys[begin:end], values[begin:end])
+            begin = end
+
+    @staticmethod
+    def _of_family(
+        conversion: Conversion | None, keys: Sequence[bytes], values: Sequence[bytes]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        return zip(*((keys, values) if conversion is None else conversion.of_target(keys, values)), strict=True)
+
+
+def _compared(conversion: Conversion | ByFamily | None, new: NewDatabases | NewFiles) -> _Compared | None:
+    """Return how new rows are compared; None if they are the present ones."""
+    if not isinstance(conversion, ByFamily):
+        return None if conversion is None else _Compared(conversion)
+    ids = new.families.column_families if isinstance(new, NewDatabases) and new.families is not None else {}
+    return _Compared(None, {ids[name]: one for name, one in conversion.families.items() if name in ids})
+
+
 def _written(
-    new: NewDatabases | NewFiles, parts: Sequence[Part], target: StorePath, conversion: Conversion | None
+    new: NewDatabases | NewFiles, parts: Sequence[Part], target: StorePath, comparison: _Compared | None
 ) -> tuple[RowsDigest, RowsDigest]:
     """Build one snapshot. Needs local files only."""
     stored, compared = RowsDigest(), RowsDigest()
@@ -292,12 +332,12 @@ def _written(
         for keys, values in rows_of(parts, target.partition):
             pairs = list(zip(keys, values, strict=True))
             stored.add(pairs)
-            if conversion is not None:
-                compared.add(zip(*conversion.of_target(keys, values), strict=True))
+            if comparison is not None:
+                compared.add(comparison.of(keys, values))
             yield from pairs
 
     new.write(target, rows())
-    return stored, compared if conversion is not None else stored
+    return stored, compared if comparison is not None else stored
 
 
 def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Sequence[RowsDigest]) -> None:
@@ -326,4 +366,12 @@ def _families(group: StoreGroup, sources: Sequence[Source]) -> SnapshotMetadata 
             f"the rows cannot be moved",
             hint="keep the number of partitions",
         )
-    return max(bases, key=lambda base: base.largest_family_id)
+    newest = max(bases, key=lambda base: base.largest_family_id)
+    if not isinstance(group.conversion, ByFamily):
+        return newest
+    kept = group.conversion.families
+    return replace(
+        newest,
+        column_families={name: number for name, number in newest.column_families.items() if name in kept},
+        internal_families={name: one for name, one in newest.internal_families.items() if name in kept},
+    )

@@ -1,0 +1,163 @@
+"""Gathers the facts of a migration. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.checkpoint.rewrite_journal import Ending, RewriteJournal, RewriteKind
+from statekeeper.statestore.contents import restart
+from statekeeper.statestore.contents.file_logs import positions_at
+from statekeeper.statestore.contents.rows import Contents, Layout, opened
+from statekeeper.statestore.format import logs, names, operators
+from statekeeper.statestore.format.families import family_texts, watermark_columns
+from statekeeper.statestore.maintenance.copies.clones.model import Part, part_of
+from statekeeper.statestore.maintenance.rewrites import whole_stores
+from statekeeper.statestore.maintenance.rewrites.migration.model import DroppedOperator, MigrationFacts, Place, Side
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts, RewriteFacts
+from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
+from statekeeper.statestore.storage import Entry, Storage, read_or_none
+
+_OURS = (names.LEASES, names.HISTORY, names.SWITCHOVERS)
+"""Folders in which a migration writes before it has written anything else, and which remain after it was reversed."""
+
+
+def gather(
+    old: Storage, blueprint: Storage, destination: Storage, *, scratch: Path, policy: AuditPolicy | None = None
+) -> MigrationFacts:
+    """Gather the facts, with an audit of both checkpoints. `scratch`: the folder for local work.
+
+    Requests: those of `whole_stores.gather` and one listing for each location, and one for each file that describes an
+    operator. Raises as `whole_stores.gather`.
+    """
+    present = whole_stores.gather(old, scratch=scratch, policy=policy, of_load=True)
+    wanted = whole_stores.gather(blueprint, scratch=scratch, policy=policy, of_load=True)
+    batch, entries = present.stopped.batch, {entry.path: entry for entry in old.list("")}
+    sources, lost = _sources(old, present, entries)
+    is_native = Origin.OWN not in (present.stopped.origin, wanted.stopped.origin)
+    half_done = rewrite_journal.open_journal(destination)
+    return MigrationFacts(
+        old=Side(url=old.url, facts=present, watermarks=_watermarks(old, present)),
+        blueprint=Side(url=blueprint.url, facts=wanted, watermarks=_watermarks(blueprint, wanted)),
+        destination=destination.url,
+        query_id=logs.parse_metadata(old.read(names.QUERY_METADATA), names.QUERY_METADATA),
+        before=None if not batch else _text(old, names.offsets(batch - 1)),
+        sources=sources,
+        new_folders=frozenset(blueprint.folders(names.SOURCES)),
+        lost_logs=lost,
+        described=_described(blueprint) if is_native else {},
+        existing=_foreign(destination),
+        half_done=half_done,
+        completed=_completed(destination) if half_done is None else None,
+        newest=catalog.newest_batch(destination),
+        overlaps=tuple(_overlaps(old, blueprint, destination)),
+        free_at_destination=destination.location.free,
+    )
+
+
+def counted(
+    old: Storage, facts: RewriteFacts, dropped: Sequence[OperatorFacts], *, scratch: Path, clock: Clock, ids: Ids
+) -> tuple[DroppedOperator, ...]:
+    """Count the rows of operators, for which each of their stores is restored below `scratch`. Raises as
+    `contents.rows.opened`."""
+    stopped = facts.stopped
+    stores = {one.store: one.head for one in stopped.stores}
+    assert stopped.batch is not None
+    contents = Contents(storage=old, batch=stopped.batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
+    found = []
+    for operator in dropped:
+        rows = 0
+        for store in (store for store in stores if store.operator == operator.operator):
+            layout = operator.layouts.get(store.store)
+            assert isinstance(layout, Layout)
+            with opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as opened_store:
+                rows += sum(len(pairs.keys) for pairs in opened_store.pairs())
+        found.append(DroppedOperator(operator=operator, rows=rows))
+    return tuple(found)
+
+
+def _text(storage: Storage, path: str) -> str | None:
+    body = read_or_none(storage, path)
+    return None if body is None else body.decode("utf-8", "replace")
+
+
+def _sources(
+    old: Storage, facts: RewriteFacts, entries: Mapping[str, Entry]
+) -> tuple[Mapping[str, Entry], tuple[str, ...]]:
+    """Return the files of the sources that the newest batch has read, and why logs that a start needs are missing."""
+    batch = facts.stopped.batch
+    if batch is None or not facts.offsets or facts.stopped.origin is Origin.OWN:
+        return {}, ()
+    offsets = logs.parse_offsets(facts.offsets.encode(), names.offsets(batch))
+    lost = []
+    try:
+        restart.require_original(offsets, batch)
+    except StatekeeperError as error:
+        lost.append(f"{error.path}: {error.what}")
+    of_sources = {path: entry for path, entry in entries.items() if path.startswith(f"{names.SOURCES}/")}
+    positions = positions_at(old, batch, offsets, entries)
+    lost += [f"{one.path}: {one.what}" for one in restart.lost_logs(batch, entries, positions, has_state=True)]
+    read = restart.read_entries(positions, of_sources)
+    parsed = restart.read_entries(positions.__class__({}), of_sources)
+    others = {path: entry for path, entry in of_sources.items() if path not in parsed}
+    return {**others, **read}, tuple(lost)
+
+
+def _described(blueprint: Storage) -> dict[str, bytes]:
+    """Read the files that describe the operators: their newest metadata, and the schemas that it names."""
+    paths = [entry.path for entry in blueprint.list(names.STATE) if part_of(entry.path) is Part.METADATA]
+    newest = catalog.newest_metadata(paths)
+    found = {path: blueprint.read(path) for path in newest.values()}
+    named = set()
+    for path, body in found.items():
+        metadata = operators.parse_operator(body, path)
+        for store in metadata.stores:
+            named |= {names.family_schemas(metadata.operator, store.name, file) for file in store.schema_files}
+    for path in paths:
+        is_schema = names.parse_operator_metadata(path) is None and "/_stateSchema/" not in path
+        if is_schema or path in named:
+            found[path] = blueprint.read(path)
+    return found
+
+
+def _watermarks(storage: Storage, facts: RewriteFacts) -> Mapping[Place, Mapping[str, int]]:
+    """Read the columns with watermarks, which the schemas mark."""
+    found: dict[Place, Mapping[str, int]] = {}
+    if facts.stopped.origin is Origin.OWN:
+        return found
+    for operator in facts.operators:
+        for store, layout in operator.layouts.items():
+            if not isinstance(layout, Layout):
+                continue
+            body = storage.read(layout.path)
+            if None in layout.families:
+                texts: list[tuple[str | None, str, str]] = [(None, *operators.parse_schema(body, layout.path))]
+            else:
+                texts = [(one.name, one.key_json, one.value_json) for one in family_texts(body, layout.path)]
+            for family, key_json, value_json in texts:
+                columns = {**watermark_columns(key_json), **watermark_columns(value_json)}
+                found[operator.operator, store, family] = columns
+    return found
+
+
+def _foreign(destination: Storage) -> str | None:
+    """Return the first file that is not in the folders of a migration's own records."""
+    paths = (entry.path for entry in destination.list("", hidden=True))
+    return next((path for path in paths if not path.startswith(tuple(f"{folder}/" for folder in _OURS))), None)
+
+
+def _completed(destination: Storage) -> RewriteJournal | None:
+    newest = rewrite_journal.newest_journal(destination)
+    if newest is None or newest.begun.rewrite is not RewriteKind.MIGRATE:
+        return None
+    return newest if rewrite_journal.ending(destination, newest.begun) is Ending.SWITCHED else None
+
+
+def _overlaps(old: Storage, blueprint: Storage, destination: Storage) -> Iterator[str]:
+    for one, other in ((old, destination), (blueprint, destination), (old, blueprint)):
+        if one.location.contains(other.location) or other.location.contains(one.location):
+            yield f"{one.url} and {other.url} overlap: one of them contains the other. Choose separate locations"

@@ -1,0 +1,671 @@
+"""Matches the operators, value columns and sources of a blueprint with those of the old checkpoint. Pure.
+
+An operator takes the state of the only old operator with its name, its stores and its key columns. A value column takes the
+old column of its name, whose type is the same or narrower. What is ambiguous or would be lost is a refusal with a way out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.contents.rows import Layout
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
+from statekeeper.statestore.format.operators import AGGREGATION
+from statekeeper.statestore.format.partition_keys import SESSIONS
+from statekeeper.statestore.format.plain_values import unique_names
+from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.format.widening import is_wider
+from statekeeper.statestore.maintenance.rewrites.given_values import typed_texts
+from statekeeper.statestore.maintenance.rewrites.migration.initial import Undecided, initial
+from statekeeper.statestore.maintenance.rewrites.migration.model import (
+    NONE,
+    SOURCE,
+    Matched,
+    Migrate,
+    MigrationFacts,
+    Side,
+    SourceMap,
+    Taken,
+)
+from statekeeper.statestore.maintenance.rewrites.migration.rows import (
+    EXPIRY,
+    MappedColumn,
+    fits,
+    lost_fields,
+    value_columns,
+)
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts
+
+_NEVER = "-1"
+_SUM = "sum"
+_TTL_INDEX = "$ttl_"
+_OF_TIMED_LISTS = ("$min_", "$count_")
+_DROPS = "add --allow-dropped-state"
+
+
+@dataclass(kw_only=True)
+class Given:
+    """The options --map and --default, by what they name. What is left at the end names nothing.
+
+    operators  number in the blueprint -> number in the old checkpoint; None: starts empty
+    columns    (operator, column) of the blueprint -> old column
+    sources    id in the blueprint -> id in the old checkpoint; None: starts at its beginning
+    defaults   (operator, column) of the blueprint -> value
+    """
+
+    operators: dict[int, int | None] = field(default_factory=dict)
+    columns: dict[tuple[int, str], str] = field(default_factory=dict)
+    sources: dict[str, str | None] = field(default_factory=dict)
+    defaults: dict[tuple[int, str], str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, goal: Migrate) -> Given:
+        """Sort the options by what they name."""
+        found = cls()
+        for new, old in goal.maps.items():
+            number, dot, column = new.partition(".")
+            if new.startswith(SOURCE):
+                found.sources[new.removeprefix(SOURCE)] = None if old == NONE else old.removeprefix(SOURCE)
+            elif _is_number(number) and dot and column:
+                found.columns[int(number), column] = old
+            elif _is_number(new) and (old == NONE or _is_number(old)):
+                found.operators[int(new)] = None if old == NONE else int(old)
+            else:
+                found.problems.append(
+                    f"--map {new}={old} is not understood: write --map 1=0 for an operator, --map 1.total=sum for a value "
+                    "column, --map source.1=0 for a source, and none in place of the old side for one that starts empty"
+                )
+        for new, value in goal.defaults.items():
+            number, _, column = new.partition(".")
+            if _is_number(number) and column:
+                found.defaults[int(number), column] = value
+            else:
+                found.problems.append(f"--default {new}={value} is not understood: write --default 1.total=0")
+        return found
+
+    def take(
+        self, of: dict[tuple[int, str], str], operator: int, taken: Taken, column: str, *, is_only: bool
+    ) -> str | None:
+        """Return the option for a column, and mark it as used. Its name may follow that of its store or family."""
+        for text in (f"{taken.place}.{column}", *((column,) if is_only else ())):
+            if (operator, text) in of:
+                return of.pop((operator, text))
+        return None
+
+    @property
+    def unused(self) -> Iterator[str]:
+        """Yield the options that name nothing."""
+        for number in self.operators:
+            yield f"--map {number}: the blueprint has no stateful operator {number}"
+        for number, column in (*self.columns, *self.defaults):
+            yield (
+                f"--map or --default {number}.{column}: operator {number} of the blueprint has no such value column that "
+                "needs it; a column of a store or state variable is written as OPERATOR.STORE.COLUMN"
+            )
+        for source in self.sources:
+            yield f"--map {SOURCE}{source}: the blueprint has no source {source}"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """What the changed query takes over.
+
+    operators  all operators of the blueprint
+    dropped    the old operators that nothing takes
+    refusals   why the match is not certain, or loses state
+    notes      what a person should know
+    """
+
+    operators: tuple[Matched, ...]
+    dropped: tuple[OperatorFacts, ...]
+    sources: SourceMap
+    refusals: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def match(facts: MigrationFacts, goal: Migrate) -> Match:
+    """Match operators, columns and sources; nothing if one of both checkpoints has none, which the plan refuses."""
+    given, notes = Given.of(goal), list[str]()
+    refusals = given.problems
+    old, new = facts.old, facts.blueprint
+    if any(one.facts.stopped.batch is None or one.facts.stopped.origin is Origin.OWN for one in (old, new)):
+        return Match(operators=(), dropped=(), sources=SourceMap(sources={}), refusals=(), notes=())
+    unreadable = [*_unreadable(old, "the old checkpoint"), *_unreadable(new, "the blueprint")]
+    if unreadable:
+        return Match(operators=(), dropped=(), sources=SourceMap(sources={}), refusals=tuple(unreadable), notes=())
+    pairs = _pairs(old, new, given, refusals)
+    operators = [_matched(facts, goal, given, two, refusals, notes) for two in pairs]
+    taken = {two[1].operator for two in pairs if two[1] is not None}
+    dropped = tuple(one for one in old.facts.operators if one.operator not in taken)
+    sources = _sources(old, new, given, refusals)
+    refusals += _of_folders(facts, sources)
+    if not goal.drops:
+        refusals += [
+            f"operator {one.operator} ({one.name or 'unnamed'}) of the old checkpoint is not in the blueprint, and its "
+            f"state would be lost: {_DROPS}"
+            for one in dropped
+        ]
+    refusals += given.unused
+    return Match(
+        operators=tuple(operators), dropped=dropped, sources=sources, refusals=tuple(refusals), notes=tuple(notes)
+    )
+
+
+def _unreadable(side: Side, where: str) -> Iterator[str]:
+    for operator in side.facts.operators:
+        for store in operator.stores:
+            layout = operator.layouts.get(store)
+            if not isinstance(layout, Layout):
+                reason = "its schema is unknown" if layout is None else _in_words(layout)
+                yield f"{where}: operator {operator.operator} ({operator.name or 'unnamed'}), store {store}: {reason}"
+
+
+def _in_words(error: StatekeeperError) -> str:
+    return f"{error.what}: {error.hint}" if error.hint else error.what
+
+
+def families_of(operator: OperatorFacts) -> dict[tuple[str, str | None], Family]:
+    """The layouts of an operator by store and family."""
+    found = {}
+    for store, layout in operator.layouts.items():
+        if isinstance(layout, Layout):
+            found.update({(store, family): one for family, one in layout.families.items()})
+    return found
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+_Pair = tuple[OperatorFacts, OperatorFacts | None]
+
+
+def _pairs(old: Side, new: Side, given: Given, refusals: list[str]) -> list[_Pair]:
+    """Match each operator of the blueprint, and explain what is not certain."""
+    found: dict[int, OperatorFacts | None] = {}
+    for number in [one.operator for one in new.facts.operators if one.operator in given.operators]:
+        wanted = given.operators.pop(number)
+        chosen = None if wanted is None else old.operator(wanted)
+        found[number] = chosen
+        operator = new.operator(number)
+        assert operator is not None
+        if wanted is not None and chosen is None:
+            refusals.append(f"--map {number}={wanted}: the old checkpoint has no stateful operator {wanted}")
+        elif chosen is not None and (reason := _unlike(operator, chosen)) is not None:
+            refusals.append(f"--map {number}={wanted}: {reason}")
+    for number, times in Counter(one.operator for one in found.values() if one is not None).items():
+        if times > 1:
+            refusals.append(f"--map gives the state of operator {number} to {times} operators: only one can take it")
+    free = [one for one in old.facts.operators if one not in found.values()]
+    asked = [one for one in new.facts.operators if one.operator not in found]
+    possible = {one.operator: [other for other in free if _unlike(one, other) is None] for one in asked}
+    for one in asked:
+        candidates = possible[one.operator]
+        rivals = [other for other in asked if any(candidate in candidates for candidate in possible[other.operator])]
+        if len(candidates) == 1 and len(rivals) == 1:
+            found[one.operator] = candidates[0]
+        elif candidates:
+            numbers = ", ".join(str(candidate.operator) for candidate in candidates)
+            refusals.append(
+                f"operator {one.operator} ({one.name or 'unnamed'}) of the blueprint can take the state of more than one "
+                f"operator, or its state has more than one taker. The old operators are: {numbers}. Choose with "
+                f"--map {one.operator}=N, or --map {one.operator}={NONE} if it starts empty"
+            )
+            found[one.operator] = None
+        else:
+            found[one.operator] = None
+    for one in asked:
+        unlike = [other for other in free if other not in found.values() and other.name and other.name == one.name]
+        if not possible[one.operator] and unlike:
+            refusals.append(
+                f"operator {one.operator} ({one.name}) of the blueprint: {_unlike(one, unlike[0])}. Rows cannot be moved "
+                "to another key. To keep the state, make a savepoint with rows (statekeeper savepoint --rows), change its "
+                "tables with SQL, and load them (statekeeper load). To start this operator empty, add "
+                f"--map {one.operator}={NONE} --allow-dropped-state"
+            )
+    return [(one, found[one.operator]) for one in new.facts.operators]
+
+
+def _unlike(new: OperatorFacts, old: OperatorFacts) -> str | None:
+    """Return why an operator cannot take the state of an old one; None if it can."""
+    if new.name and old.name and new.name != old.name:
+        return f"the old operator {old.operator} is {old.name}, not {new.name}"
+    if not (new.name and old.name) and _shape(new) != _shape(old):
+        return f"the rows of the old operator {old.operator} are those of another operator"
+    if set(new.stores) != set(old.stores):
+        return (
+            f"the stores of the old operator {old.operator} are {', '.join(sorted(old.stores))}, and those of the "
+            f"blueprint are {', '.join(sorted(new.stores))}: the state formats differ"
+        )
+    ours, theirs = families_of(new), families_of(old)
+    if {place for place in ours if place[1] is None} != {place for place in theirs if place[1] is None}:
+        return f"only one of both queries keeps the state of operator {old.operator} in column families: the formats differ"
+    both = [place for place in ours if place in theirs]
+    if not both:
+        return f"it has no state variable of the old operator {old.operator}"
+    for place in both:
+        mine, before = ours[place], theirs[place]
+        if _typed(mine.key) != _typed(before.key):
+            return (
+                f"the key of the old operator {old.operator} is ({_columns(before.key)}), and that of the blueprint is "
+                f"({_columns(mine.key)})"
+            )
+        if place[1] is not None and (mine.encoder, mine.front) != (before.encoder, before.front):
+            return f"the keys of {place[1]} have another encoder in the old operator {old.operator}"
+    return None
+
+
+def _is_aggregation(new: OperatorFacts, old: OperatorFacts) -> bool:
+    """Return whether the values are buffers of aggregates. An operator without metadata (Spark 3.5) that may be one counts
+    as one: then the plan asks for what it does not know."""
+    name = new.name or old.name
+    if name:
+        return name in (AGGREGATION, SESSIONS)
+    stores, fields, keys = _shape(new)
+    return stores == (names.DEFAULT_STORE,) and not keys and not set(fields) - {"session_window"}
+
+
+def _shape(operator: OperatorFacts) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What tells operators apart that have no metadata, as Spark 3.5 leaves them."""
+    values = [one.value for one in families_of(operator).values()]
+    names_of = [field.name for value in values for field in value]
+    fields = [field for field in ("expiresAtMicros", "groupState", "session_window", "__dummy__") if field in names_of]
+    keys = [
+        str(field.type) for one in families_of(operator).values() for field in one.key if pa.types.is_null(field.type)
+    ]
+    return tuple(sorted(operator.stores)), tuple(fields), tuple(keys)
+
+
+def _typed(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(one.name, one.type) for one in columns]
+
+
+def _columns(columns: pa.Schema) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in columns) or "no columns"
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def _matched(
+    facts: MigrationFacts, goal: Migrate, given: Given, two: _Pair, refusals: list[str], notes: list[str]
+) -> Matched:
+    new, old = two
+    ours, theirs = families_of(new), {} if old is None else families_of(old)
+    stores = []
+    for (store, family), after in ours.items():
+        before = theirs.get((store, family))
+        bare = Taken(store=store, family=family, before=before, after=after)
+        if before is None or old is None:
+            stores.append(bare)
+            continue
+        where = f"operator {new.operator} ({new.name or 'unnamed'})" + ("" if len(ours) == 1 else f", {bare.place}")
+        is_aggregate = _is_aggregation(new, old)
+        columns = _Columns(
+            given=given,
+            operator=new.operator,
+            pair=bare,
+            is_only=len(ours) == 1,
+            is_aggregate=is_aggregate,
+            where=where,
+            refusals=refusals,
+        )
+        taken = columns.taken()
+        if taken.dropped and not goal.drops:
+            refusals.append(
+                f"{where}: the value columns {', '.join(taken.dropped)} of the old state are not in the blueprint, and "
+                f"their values would be lost: {_DROPS}, or name their new columns with --map {new.operator}.NEW=OLD"
+            )
+        _compare_watermarks(facts, new, old, bare, where, refusals, notes)
+        stores.append(taken)
+    lost = [store if family is None else family for store, family in theirs if (store, family) not in ours]
+    kept = {taken.place for taken in stores if taken.before is not None}
+    # The index of times to live goes with the times: their column is among the dropped value columns of the variable.
+    dropped = tuple(name for name in lost if name.removeprefix(_TTL_INDEX) not in kept)
+    for name in (taken.place for taken in stores if taken.before is None and old is not None):
+        variable = next((name.removeprefix(start) for start in _OF_TIMED_LISTS if name.startswith(start)), None)
+        if variable in kept:
+            refusals.append(
+                f"operator {new.operator} ({new.name}): the list {variable} gets a time to live, which needs indexes that "
+                f"migrate does not make: give the list another name, so that it starts empty, and {_DROPS}"
+            )
+    if dropped and not goal.drops:
+        refusals.append(
+            f"operator {new.operator} ({new.name}) has no state for {', '.join(dropped)} of the old operator, and its rows "
+            f"would be lost: {_DROPS}"
+        )
+    return Matched(new=new, old=old, stores=tuple(stores), dropped=dropped)
+
+
+def _compare_watermarks(
+    facts: MigrationFacts,
+    new: OperatorFacts,
+    old: OperatorFacts,
+    taken: Taken,
+    where: str,
+    refusals: list[str],
+    notes: list[str],
+) -> None:
+    """Refuse another column with a watermark: Spark would evict other rows."""
+    before = facts.old.watermarks.get((old.operator, taken.store, taken.family), {})
+    after = facts.blueprint.watermarks.get((new.operator, taken.store, taken.family), {})
+    if before.keys() != after.keys():
+        refusals.append(
+            f"{where}: the column with the watermark is {', '.join(before) or 'none'} in the old query and "
+            f"{', '.join(after) or 'none'} in the changed one, so Spark would evict other rows: keep the watermark, or "
+            f"start the operator empty with --map {new.operator}={NONE} --allow-dropped-state"
+        )
+    notes += [
+        f"{where}: the delay of the watermark of {name} changes from {before[name]:,} ms to {after[name]:,} ms. The query "
+        "continues with the watermark of the old one, which never falls"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """The value columns of one store or family."""
+
+    given: Given
+    operator: int
+    pair: Taken
+    is_only: bool
+    is_aggregate: bool
+    where: str
+    refusals: list[str]
+
+    def taken(self) -> Taken:
+        """Match the columns."""
+        pair = self.pair
+        assert pair.before is not None
+        before, after = value_columns(pair.before), value_columns(pair.after)
+        maps = self._maps(before, after)
+        sources = self._sources(before, after, maps)
+        if _typed(before) == _typed(after) and sources == list(range(len(before))):
+            return pair
+        added = {place for place, source in enumerate(sources) if source is None}
+        columns = tuple(
+            MappedColumn(one, source, None if source is not None else self._default(after, place, added))
+            for place, (one, source) in enumerate(zip(after, sources, strict=True))
+        )
+        kept = {source for source in sources if source is not None}
+        dropped = [_name_of(before, place) for place in range(len(before)) if place not in kept]
+        for column in columns:
+            if column.source is not None:
+                one = before.field(column.source)
+                dropped += [f"{one.name}.{name}" for name in lost_fields(one.type, column.field.type)]
+        return Taken(
+            store=pair.store,
+            family=pair.family,
+            before=pair.before,
+            after=pair.after,
+            columns=columns,
+            added=tuple(columns[place] for place in sorted(added)),
+            dropped=tuple(dropped),
+        )
+
+    def _maps(self, before: pa.Schema, after: pa.Schema) -> dict[int, int | None]:
+        """The places that --map names: new -> old."""
+        found: dict[int, int | None] = {}
+        for place in range(len(after)):
+            text = self._taken_of(self.given.columns, after, place)
+            if text is None:
+                continue
+            if text == NONE:
+                found[place] = None
+                continue
+            places = [old for old in range(len(before)) if text == _name_of(before, old)]
+            if len(places) != 1:
+                known = ", ".join(_name_of(before, old) for old in range(len(before)))
+                self.refusals.append(
+                    f"{self.where}: --map names the old value column {text}; the old columns are: {known or 'none'}"
+                )
+                continue
+            found[place] = places[0]
+        taken = [old for old in found.values() if old is not None]
+        if len(set(taken)) < len(taken):
+            self.refusals.append(f"{self.where}: --map gives one old value column to several new ones")
+        return found
+
+    def _sources(self, before: pa.Schema, after: pa.Schema, maps: Mapping[int, int | None]) -> list[int | None]:
+        """The old place of each new column; None for an added one."""
+        found = dict(maps)
+        for place, old in maps.items():
+            if old is not None and not self._takes(before.field(old), after.field(place)):
+                self.refusals.append(self._narrower(before, old, after, place))
+        free = [old for old in range(len(before)) if old not in found.values()]
+        asked = [place for place in range(len(after)) if place not in found]
+        for is_exact in (True, False):
+            for place in asked:
+                if place in found:
+                    continue
+                field_ = after.field(place)
+                same = [
+                    old
+                    for old in free
+                    if before.field(old).name == field_.name
+                    and self._takes(before.field(old), field_, is_exact=is_exact)
+                ]
+                rivals = [
+                    other
+                    for other in asked
+                    if other not in found
+                    and after.field(other).name == field_.name
+                    and (not is_exact or after.field(other).type == field_.type)
+                ]
+                if not same:
+                    continue
+                if len(same) == 1 and len(rivals) == 1:
+                    found[place] = same[0]
+                    free.remove(same[0])
+                else:
+                    self._ambiguous(before, same, after, rivals)
+                    for rival in rivals:
+                        found[rival] = same[0]  # the plan is refused
+        for place in asked:
+            if place not in found:
+                same = [old for old in free if before.field(old).name == after.field(place).name]
+                if same:
+                    self.refusals.append(self._narrower(before, same[0], after, place))
+        return [found.get(place) for place in range(len(after))]
+
+    def _ambiguous(self, before: pa.Schema, same: Sequence[int], after: pa.Schema, rivals: Sequence[int]) -> None:
+        olds = ", ".join(_name_of(before, old) for old in same)
+        news = ", ".join(_name_of(after, place) for place in rivals)
+        first = self._address(_name_of(after, rivals[0]))
+        two = zip(rivals, same, strict=False)
+        in_order = " ".join(
+            f"--map {self._address(_name_of(after, place))}={_name_of(before, old)}" for place, old in two
+        )
+        text = (
+            f"{self.where}: the old value columns {olds} and the new ones {news} have one name, so the schemas do not "
+            f"show which is which. Name the old column of each, for example in their order: {in_order}. For a new one, "
+            f"write --map {first}={NONE}"
+        )
+        if text not in self.refusals:
+            self.refusals.append(text)
+
+    def _narrower(self, before: pa.Schema, old: int, after: pa.Schema, place: int) -> str:
+        if is_wider(before.field(old).type, after.field(place).type):
+            return (
+                f"{self.where}: the value column {_name_of(after, place)} has the type {after.field(place).type} in the "
+                f"blueprint and {before.field(old).type} in the old state. A sum of this type may be a sum of decimals "
+                "without their point, which the schema does not show: cast the column in the changed query so that its "
+                f"type stays, or start it new with --map {self._address(_name_of(after, place))}={NONE}"
+            )
+        return (
+            f"{self.where}: the value column {_name_of(after, place)} has the type {after.field(place).type} in the "
+            f"blueprint, which does not hold every value of {before.field(old).type} in the old state: keep the type, or "
+            f"start the column new with --map {self._address(_name_of(after, place))}={NONE}"
+        )
+
+    def _takes(self, old: pa.Field, new: pa.Field, *, is_exact: bool = False) -> bool:
+        """Return whether a new column holds every value of an old one. `is_exact`: only with the same type.
+
+        Spark sums decimals of up to eight digits as longs, without their point, and averages them as doubles: such a sum is
+        no number of a wider type.
+        """
+        if old.type == new.type:
+            return True
+        is_sum = self.is_aggregate and _SUM in (old.name, new.name)
+        if is_exact or (is_sum and not pa.types.is_decimal(old.type)):
+            return False
+        return is_wider(old.type, new.type) or fits(old.type, new.type)
+
+    def _default(self, after: pa.Schema, place: int, added: set[int]) -> pa.Scalar | None:
+        """The value of an added column in all present rows."""
+        one, address = after.field(place), self._address(_name_of(after, place))
+        text = self._taken_of(self.given.defaults, after, place)
+        if one.name == EXPIRY and self.pair.family is not None and text != _NEVER:
+            self.refusals.append(
+                f"{self.where}: the rows of {self.pair.family} get a time to live, and the present rows have no time at "
+                f"which they expire: add --default {address}={_NEVER}. Then a present row expires only after its next "
+                "update. Another time is not supported, because it also needs the index of these times"
+            )
+            return None
+        if text is not None:
+            return self._parsed(one, text)
+        if not self.is_aggregate:
+            if not one.nullable:
+                self.refusals.append(
+                    f"{self.where}: the added value column {one.name} cannot be null: add --default {address}=VALUE"
+                )
+            return None
+        found = initial(after, place, added)
+        if isinstance(found, Undecided):
+            proposals = "; ".join(f"for {name}: --default {address}={value}" for name, value in found.proposals)
+            self.refusals.append(
+                f"{self.where}: {found.reason}, so the plan needs what {one.name} holds before the first row. "
+                f"{proposals[:1].upper()}{proposals[1:] or f'Add --default {address}=VALUE'}"
+            )
+            return None
+        return found
+
+    def _parsed(self, one: pa.Field, text: str) -> pa.Scalar | None:
+        if text == "null":
+            return pa.scalar(None, one.type)
+        try:
+            return typed_texts({one.name: text}, pa.schema([one]), self.where).column(0)[0]
+        except StatekeeperError as error:
+            self.refusals.append(_in_words(error))
+            return None
+
+    def _taken_of(self, of: dict[tuple[int, str], str], columns: pa.Schema, place: int) -> str | None:
+        name = _name_of(columns, place)
+        return self.given.take(of, self.operator, self.pair, name, is_only=self.is_only)
+
+    def _address(self, column: str) -> str:
+        return f"{self.operator}.{column}" if self.is_only else f"{self.operator}.{self.pair.place}.{column}"
+
+
+def _name_of(columns: pa.Schema, place: int) -> str:
+    """The name by which --map and --default call a column, as `statekeeper dump` shows it: `sum_2` for the second `sum`."""
+    return unique_names(columns.names)[place]
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def offsets_of(side: Side) -> OffsetLog:
+    """The newest offset log."""
+    return parse_offsets(side.facts.offsets.encode(), names.offsets(side.facts.stopped.batch or 0))
+
+
+def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceMap:
+    """Match the sources: by their given names, by name, or by their order."""
+    before, after = offsets_of(old), offsets_of(new)
+    theirs, ours = before.by_source, after.by_source
+    # A source has a folder of its name.
+    refusals += [
+        f"the blueprint has the impossible source {source[:80]!r}: make the blueprint again"
+        for source in ours
+        if not names.is_source_name(source)
+    ]
+    found: dict[str, str | None] = {}
+    for source in [source for source in ours if source in given.sources]:
+        wanted = given.sources.pop(source)
+        if wanted is not None and wanted not in theirs:
+            refusals.append(
+                f"--map {SOURCE}{source}={wanted}: the old checkpoint has no source {wanted}; its sources are: "
+                f"{', '.join(theirs) or 'none'}"
+            )
+        found[source] = wanted
+    asked = [source for source in ours if source not in found]
+    free = [source for source in theirs if source not in found.values()]
+    have_ids = [one.source_metadata is not None for one in (before, after)]
+    if all(have_ids):
+        found |= {source: source if source in free else None for source in asked}
+    elif any(have_ids) and asked:
+        refusals.append(
+            "only one of both queries has an offset log of v2, which names the sources: name the old source of each new "
+            f"one with --map {SOURCE}NEW=OLD. The new sources are: {', '.join(ours)}; the old ones are: {', '.join(theirs)}"
+        )
+        found |= dict.fromkeys(asked)
+    elif len(asked) == len(free):
+        found |= dict(zip(asked, free, strict=True))
+    elif asked:
+        refusals.append(
+            f"the old query has {len(theirs)} sources without names, and the changed query has {len(ours)}: name the old "
+            f"one of each with --map {SOURCE}NEW=OLD, and with --map {SOURCE}NEW={NONE} one that is new. Sources are "
+            "counted from 0 in the order of the query"
+        )
+        found |= dict.fromkeys(asked)
+    for source, wanted in found.items():
+        if wanted in theirs and not _is_alike(theirs[wanted], ours[source]):
+            refusals.append(
+                f"source {source} of the blueprint has the position {ours[source][:80]}, and source {wanted} of the old "
+                f"query has {theirs[wanted][:80]}: they are not one source. Name the right one with --map "
+                f"{SOURCE}{source}=OLD, or {NONE}"
+            )
+    taken = {source for source in found.values() if source is not None}
+    return SourceMap(
+        sources={source: found[source] for source in ours},
+        dropped=tuple(source for source in theirs if source not in taken),
+    )
+
+
+def _of_folders(facts: MigrationFacts, sources: SourceMap) -> Iterator[str]:
+    """Yield why the logs of the sources cannot be told apart: sources with names, in offset logs that lack the names."""
+    old, new = (offsets_of(side).source_metadata is None for side in (facts.old, facts.blueprint))
+    folders = [{folder for folder in of if not folder.isdecimal()} for of in (facts.folders, facts.new_folders)]
+    is_named = (old and bool(folders[0])) or (new and bool(folders[1]))
+    is_same = all(one == other for one, other in sources.sources.items()) and not sources.dropped
+    if is_named and not (is_same and old and new and folders[0] == folders[1]):
+        yield (
+            "the sources of both queries have names that their offset logs do not contain, so their positions cannot be "
+            "told apart after a change of the sources: keep the sources with their names and their order, or use "
+            "spark.sql.streaming.offsetLog.formatVersion=2 in a new query"
+        )
+
+
+_NO_POSITION = "-"
+"""What Spark writes for a source without a position."""
+
+
+def _is_alike(old: str, new: str) -> bool:
+    """Return whether two positions can be of one source, by their JSON: the names of its fields, or the table of a Delta
+    source. Topics and shards are names, too, but the user's own."""
+    if _NO_POSITION in (old, new):
+        return True
+    try:
+        before, after = parsed_json(old), parsed_json(new)
+    except BAD_VALUES:
+        return True
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return type(before) is type(after)
+    fixed = ("reservoirId", "logOffset", "sourceVersion")
+    if any(name in side for side in (before, after) for name in fixed):
+        return before.keys() == after.keys() and before.get("reservoirId") == after.get("reservoirId")
+    return True

@@ -1,0 +1,136 @@
+"""The steps of a migration. All of them write into the destination, which has the journal; the old checkpoint is only read.
+
+the journal of the destination
+state/<operator>/<partition>/    the new snapshots, read back and compared
+schemas and metadata of the operators, sources/, offsets/N-1, offsets/N
+commits/N                        names the new snapshots
+metadata                         last: without it, Spark 4.2 and later do not start on the logs
+"""
+
+from __future__ import annotations
+
+from statekeeper.statestore.base.clock import Ids
+from statekeeper.statestore.base.errors import AlreadyExists, RefusedAsUnsafe
+from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.rewrite_journal import Begun
+from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.maintenance.rewrites.engine.commit import new_commit, require_snapshots
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase
+from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
+from statekeeper.statestore.maintenance.rewrites.migration.model import MigrationPlan, NewFile
+from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress
+from statekeeper.statestore.maintenance.rewrites.whole_stores.model import new_versions
+from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import rebuild
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
+from statekeeper.statestore.store.engine.scratch import work_folder
+
+_WRITTEN = (names.COMMITS, names.QUERY_METADATA, names.OFFSETS, names.SOURCES, names.STATE)
+"""What a migration writes into its destination, in the order in which its rollback deletes it."""
+
+
+class MigrationSteps(RewriteSteps[MigrationPlan]):
+    """The steps of a migration.
+
+    *Guarantee*: writes and deletes only in the destination, which was empty before. The destination is no checkpoint before
+    `metadata` exists, and then it is a whole one.
+    """
+
+    def is_as_planned(self, storage: Storage, planned: MigrationPlan) -> bool:
+        return catalog.newest_batch(storage) is None and _is_unchanged(planned)
+
+    def begin(self, storage: Storage, planned: MigrationPlan, *, number: int, run: str, ids: Ids) -> Begun:
+        assert planned.batch is not None
+        return Begun(
+            number=number,
+            run=run,
+            to=planned.structure,
+            batch=planned.batch,
+            header=planned.header,
+            commit=planned.commit,
+            stores=new_versions(planned, ids.fresh),
+            rewrite=planned.rewrite,
+            partitions=planned.partitions,
+            provider=planned.provider,
+            options=planned.goal.options,
+            rows=planned.digest,
+        )
+
+    def prepare(self, work: Rewriting, planned: MigrationPlan) -> None:
+        """Do nothing: no query starts on a destination without logs and `metadata`."""
+
+    def make_snapshots(self, work: Rewriting, planned: MigrationPlan, machine: Machine) -> None:
+        if self.is_committed(work.storage, work.begun):
+            return
+        for group in planned.groups:
+            if not work.made.keys() >= set(group.targets):
+                work.still_held()
+                rebuild(work, planned, group, machine, RowProgress(work.progress, RewritePhase.READ, 0))
+
+    def commit(self, work: Rewriting, planned: MigrationPlan, machine: Machine) -> RewritePhase:
+        storage, begun = work.storage, work.begun
+        if self.is_committed(storage, begun):
+            return RewritePhase.MIGRATED
+        if not _is_unchanged(planned):
+            raise RefusedAsUnsafe(
+                "the query of the old checkpoint has run since the plan was made, so the migrated state is old; the "
+                "destination is not a checkpoint",
+                path=planned.goal.old,
+                hint=f"stop the query. To remove what was written, run: {begun.reversing}; then run this command again",
+            )
+        require_snapshots(storage, begun)
+        before_logs = [one for one in planned.files if not one.path.startswith(f"{names.OFFSETS}/")]
+        at_once(lambda one: _write(storage, planned, one, machine), before_logs)
+        for one in planned.files:
+            if one not in before_logs:
+                _write(storage, planned, one, machine)
+        work.still_held()
+        storage.create(names.commits(begun.batch), new_commit(begun))
+        storage.create(names.QUERY_METADATA, logs.encode_metadata(planned.query_id or begun.run))
+        return RewritePhase.MIGRATED
+
+    def clean_up(self, work: Rewriting, planned: MigrationPlan) -> None:
+        """Do nothing: there are no guards."""
+
+    def is_committed(self, storage: Storage, begun: Begun) -> bool:
+        is_there = read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
+        return is_there and storage.stat(names.QUERY_METADATA) is not None
+
+    def continued_to(self, work: Rewriting) -> int | None:
+        newest = catalog.newest_batch(work.storage)
+        return newest if newest is not None and newest > work.begun.batch else None
+
+    def restore(self, work: Rewriting) -> None:
+        storage = work.storage
+        for first in _WRITTEN:
+            work.still_held()
+            paths = [entry.path for entry in storage.list(first)] if first != names.QUERY_METADATA else [first]
+            storage.delete(paths)
+
+
+def _is_unchanged(planned: MigrationPlan) -> bool:
+    """Return whether the query of the old checkpoint has not run since the plan."""
+    assert planned.source is not None
+    assert planned.batch is not None
+    source = planned.source
+    if catalog.newest_batch(source) != planned.batch or catalog.newest_begun(source) > planned.begun:
+        return False
+    return read_or_none(source, names.commits(planned.batch)) == planned.commit.encode()
+
+
+def _write(storage: Storage, planned: MigrationPlan, one: NewFile, machine: Machine) -> None:
+    """Write a file, unless an interrupted run has written it. Raises `RefusedAsUnsafe` if another process wrote another."""
+    try:
+        if one.body is not None:
+            storage.create(one.path, one.body)
+            return
+        assert one.copied is not None
+        assert planned.source is not None
+        with work_folder(machine.scratch, "migrate") as folder:
+            planned.source.download(one.copied.path, folder / "file", expected_bytes=one.copied.size_bytes)
+            storage.create(one.path, folder / "file")
+    except AlreadyExists as error:
+        raise RefusedAsUnsafe(
+            "was written by another process; the destination is not complete",
+            path=f"{storage.url}/{one.path}",
+            hint="remove what the migration wrote with --abort, or choose another destination",
+        ) from error
