@@ -18,6 +18,7 @@ VERBS = (
     VerbEntry("audit", _LOOK, "Verify that the query can restart, and explain damage.", f"audit {_ROOT}"),
     VerbEntry("dump", _LOOK, "Show the rows of the state.", f"dump {_ROOT} --key user=ann"),
     VerbEntry("diff", _LOOK, "Show which rows differ between two versions.", f"diff {_ROOT} --from 40 --to 41"),
+    VerbEntry("top", _LOOK, "Show the largest, the hottest and the oldest keys.", f"top {_ROOT}"),
     VerbEntry("explain", _LOOK, "Explain the code of a finding or an error.", "explain changelog_missing"),
     VerbEntry("lease", _LOOK, "Show which process maintains a checkpoint.", f"lease {_ROOT}"),
     VerbEntry(
@@ -53,6 +54,7 @@ VERBS = (
         "Keep a labeled batch forever, as files or as rows.",
         f"savepoint {_ROOT} s3://backup/orders --label before-upgrade",
     ),
+    VerbEntry("publish", _MOVE, "Keep a Delta table equal to the state.", f"publish {_ROOT} s3://lake/open_orders"),
     VerbEntry("unpack", _MOVE, "Write batch logs as files that Spark can read.", f"unpack {_JOB_ROOT}"),
     VerbEntry("config", _SET_UP, "Show the policies and where they come from.", "config check"),
     VerbEntry("completion", _SET_UP, "Complete verbs, options and roots in your shell.", "completion bash"),
@@ -80,7 +82,7 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Act at once: maintain, snapshot, clone, mirror, savepoint and unpack. To see only their plan, add --dry-run. Also
+    Act at once: maintain, snapshot, clone, mirror, publish, savepoint and unpack. To see only their plan, add --dry-run. Also
     --undo, --abort and lease --break act at once.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.

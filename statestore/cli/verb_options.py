@@ -94,13 +94,14 @@ def _query_id(_: click.Context, __: click.Parameter, given: str | None) -> str |
     return given
 
 
-def _equations(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _equations(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{text!r} is not COLUMN=VALUE")
+            raise click.BadParameter(f"{text!r} is not {option.metavar or 'COLUMN=VALUE'}")
         if name in found:
-            raise click.BadParameter(f"column {name} is given twice: to delete several keys, use --delete-keys TABLE")
+            more = ": to delete several keys, use --delete-keys TABLE" if option.name == "delete" else ""
+            raise click.BadParameter(f"column {name} is given twice{more}")
         found[name] = value
     return found

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import RESTORE, CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
@@ -24,7 +26,13 @@ from statekeeper.statestore.format.families import (
     plain_family,
     undescribed_prefix,
 )
-from statekeeper.statestore.format.family_rows import FAMILY_BYTES, DecodedRows, decode_rows_of, family_id
+from statekeeper.statestore.format.family_rows import (
+    FAMILY_BYTES,
+    DecodedRows,
+    decode_keys,
+    decode_rows_of,
+    family_id,
+)
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.state_conf import AVRO, UNSAFE_ROW, StateConf
@@ -163,6 +171,51 @@ def _own_layout(contents: Contents, store: StorePath) -> Layout:
     )
 
 
+def decoded_pairs(contents: Contents, store: StorePath, store_layout: Layout, pairs: Pairs) -> DecodedRows:
+    """Decode the columns of keys and values of a store. Raises `CorruptFile` for bytes that do not fit the schema."""
+    skip = 0 if pairs.family is None else FAMILY_BYTES
+    with _naming_version(contents, store, store_layout, pairs.family):
+        family = _required(store_layout, pairs.family)
+        return decode_rows_of(pairs.keys, pairs.values, family, contents.conf, skip=skip)
+
+
+def decoded_keys(
+    contents: Contents, store: StorePath, store_layout: Layout, family: str | None, keys: Sequence[bytes]
+) -> pa.Table:
+    """Decode the columns of keys of a family. Raises as `decoded_pairs`."""
+    skip = 0 if family is None else FAMILY_BYTES
+    with _naming_version(contents, store, store_layout, family):
+        return decode_keys(keys, _required(store_layout, family), skip=skip)
+
+
+def _required(store_layout: Layout, name: str | None) -> Family:
+    family = store_layout.families.get(name)
+    if family is None:
+        raise CorruptFile(
+            "the schema has column families, but the store has none",
+            hint="restore a snapshot that Spark wrote",
+        )
+    return family
+
+
+@contextlib.contextmanager
+def _naming_version(contents: Contents, store: StorePath, store_layout: Layout, family: str | None) -> Iterator[None]:
+    """Name the version and the schema in an error."""
+    try:
+        yield
+    except CorruptFile as error:
+        version = contents.stores[store].version
+        of_family = "" if family is None else f", family {family}"
+        what = f"version {version}{of_family} does not fit the schema in {store_layout.path}: {error.what}"
+        if not store_layout.is_described:
+            raise UnknownFormatVersion(
+                f"{what}; the operator has no metadata, so the encoding of its keys is unknown",
+                path=str(store),
+                hint="to write the metadata, start the query once with Spark 4.0 or later",
+            ) from error
+        raise CorruptFile(what, path=str(store), hint=error.hint) from error
+
+
 class OpenStore:
     """One version of one store, restored and open for reading.
 
@@ -209,28 +262,13 @@ class OpenStore:
                 yield Pairs(self._family_of(keys[begin]), keys[begin:end], values[begin:end])
                 begin = end
 
+    def values_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Read the value of each key; None if the version does not have it. Sorted keys are fastest."""
+        return self._database.get_many(keys)
+
     def decoded(self, pairs: Pairs) -> DecodedRows:
         """Decode the columns of keys and values. Raises `CorruptFile` for bytes that do not fit the schema."""
-        skip = 0 if pairs.family is None else FAMILY_BYTES
-        try:
-            family = self._layout.families.get(pairs.family)
-            if family is None:
-                raise CorruptFile(
-                    "the schema has column families, but the store has none",
-                    hint="restore a snapshot that Spark wrote",
-                )
-            return decode_rows_of(pairs.keys, pairs.values, family, self._contents.conf, skip=skip)
-        except CorruptFile as error:
-            version = self._contents.stores[self._store].version
-            of_family = "" if pairs.family is None else f", family {pairs.family}"
-            what = f"version {version}{of_family} does not fit the schema in {self._layout.path}: {error.what}"
-            if not self._layout.is_described:
-                raise UnknownFormatVersion(
-                    f"{what}; the operator has no metadata, so the encoding of its keys is unknown",
-                    path=str(self._store),
-                    hint="to write the metadata, start the query once with Spark 4.0 or later",
-                ) from error
-            raise CorruptFile(what, path=str(self._store), hint=error.hint) from error
+        return decoded_pairs(self._contents, self._store, self._layout, pairs)
 
     def _family_of(self, key: bytes) -> str:
         number = family_id(key)

@@ -38,6 +38,7 @@ from statekeeper.statestore.storage.forwarding import CheckedStorage
 from statekeeper.statestore.storage.lines import read_lines
 from statekeeper.statestore.storage.local import LocalStorage
 from statekeeper.statestore.storage.omissions import Omitted
+from statekeeper.statestore.storage.opened_object import OpenedObject
 from statekeeper.statestore.storage.parallel import at_once
 from statekeeper.statestore.storage.remembered import Reads, RememberingStorage
 from statekeeper.statestore.storage.urls import canonical
@@ -54,6 +55,7 @@ __all__ = [
     "MemberEntry",
     "Members",
     "Omitted",
+    "OpenedObject",
     "PartsUpload",
     "Reads",
     "RememberingStorage",

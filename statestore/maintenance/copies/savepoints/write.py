@@ -84,6 +84,15 @@ class Table:
         own = [field.name for field in list(self.schema)[len(_PLACE) + 2 :]]
         return dict(zip(own, names, strict=True))
 
+    @property
+    def has_expiry(self) -> bool:
+        """Whether the values can expire."""
+        if self.rows is None or not self.operator_name.startswith(_WITH_EXPIRY):
+            return False
+        # Spark's encoders append the column: it is the last one of several.
+        schema = self.rows.value
+        return len(schema) > 1 and (schema.names[-1], schema.types[-1]) == (_EXPIRY, pa.int64())
+
     def _parts(self) -> Iterable[tuple[str, pa.Schema]]:
         assert self.rows is not None
         return ("key", self.rows.key), ("value", self.rows.value)
@@ -160,6 +169,17 @@ def _typed(table: Table, partition: int, keys: pa.Table, values: pa.Table, eleme
     return _batch(table, partition, [element, _expiry(table, values), *stored], values.num_rows)
 
 
+def typed_keys(table: Table, partition: int, keys: pa.Table) -> pa.RecordBatch:
+    """Convert decoded keys to rows of a typed table whose values are null."""
+    fields = list(table.schema)[len(_PLACE) :]
+    of_keys = [
+        _retyped(_whole(column), field.type)
+        for column, field in zip(keys.columns, fields[2 : 2 + keys.num_columns], strict=True)
+    ]
+    nulls = [pa.nulls(keys.num_rows, field.type) for field in (*fields[:2], *fields[2 + keys.num_columns :])]
+    return _batch(table, partition, [*nulls[:2], *of_keys, *nulls[2:]], keys.num_rows)
+
+
 def state_rows(table: Table, rows: pa.RecordBatch) -> tuple[pa.Table, pa.Table]:
     """Convert rows of a typed table back to the columns of their keys and of their values."""
     assert table.rows is not None
@@ -203,12 +223,12 @@ def digest_sum(digests: Iterable[int]) -> int:
 
 
 def _columns(part: str, schema: pa.Schema) -> list[pa.Field]:
-    names = _clean([f"{part}_{name}" for name in schema.names])
+    names = clean_names([f"{part}_{name}" for name in schema.names])
     return [pa.field(name, _stored_type(field.type)) for name, field in zip(names, schema, strict=True)]
 
 
-def _clean(names: Iterable[str]) -> list[str]:
-    """The names without special characters, unique also without regard to case."""
+def clean_names(names: Iterable[str]) -> list[str]:
+    """Return the names without special characters, unique also without regard to case."""
     found: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"\W", "_", name) or "_"
@@ -225,7 +245,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
         return pa.bool_()
     if pa.types.is_struct(kind):
         fields = list(kind)
-        names = _clean([field.name for field in fields])
+        names = clean_names([field.name for field in fields])
         return pa.struct([pa.field(name, _stored_type(field.type)) for name, field in zip(names, fields, strict=True)])
     if pa.types.is_map(kind):
         return pa.map_(_stored_type(kind.key_type), pa.field("value", _stored_type(kind.item_type)))
@@ -265,10 +285,8 @@ def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _expiry(table: Table, values: pa.Table) -> pa.Array:
-    count, schema = values.num_rows, values.schema
-    # Spark's encoders append the column: it is the last one of several.
-    has_expiry = len(schema) > 1 and (schema.names[-1], schema.types[-1]) == (_EXPIRY, pa.int64())
-    if not has_expiry or not table.operator_name.startswith(_WITH_EXPIRY):
+    count = values.num_rows
+    if not table.has_expiry:
         return pa.nulls(count, _EXPIRES.type)
     milliseconds = _whole(values.columns[-1])
     is_date = pc.and_(pc.greater_equal(milliseconds, 0), pc.less(milliseconds, _YEAR_10000_MS))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
-from statekeeper.statestore.storage import Entry, Storage, read_lines
+from statekeeper.statestore.storage import Entry, OpenedObject, Storage, read_lines
 
 LOG = "_delta_log"
 _VERSION = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.json")
@@ -94,40 +93,11 @@ def _fields(body: object) -> dict[str, Any]:
 def _rows(table: Storage, path: str, hint: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the id in the metadata of a checkpoint. Of a large file, only the footer and this column are read."""
     try:
-        file = pq.ParquetFile(pa.PythonFile(_Object(table, path), mode="r"))
+        file = pq.ParquetFile(pa.PythonFile(OpenedObject(table, path), mode="r"))
         column = file.read(columns=["metaData.id"])["metaData"]
         yield from (("metaData", row) for row in column.to_pylist() if row is not None)
     except (pa.ArrowException, OSError, *BAD_VALUES) as error:
         raise _corrupt(table, path, error, hint) from error
-
-
-class _Object(io.RawIOBase):
-    """An object of a storage as a file; each read is a request for a range."""
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        super().__init__()
-        self._storage, self._path, self._at = storage, path, 0
-        entry = storage.stat(path)
-        self._size_bytes = 0 if entry is None else entry.size_bytes
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._size_bytes - self._at
-        data = self._storage.read_range(self._path, self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def _id(body: dict[str, Any], table: Storage, path: str, hint: str) -> str:

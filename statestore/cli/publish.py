@@ -1,0 +1,70 @@
+"""`statekeeper publish`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statekeeper.statestore.cli.common import (
+    FINDINGS,
+    Opened,
+    Output,
+    complete_root,
+    memory_option,
+    output_option,
+    progress_bar,
+    root_argument,
+    run_of,
+    scratch_option,
+    stopped_option,
+)
+from statekeeper.statestore.cli.reports import show, show_plan
+from statekeeper.statestore.cli.verb_options import verb_options
+from statekeeper.statestore.maintenance.copies.state_tables import Progress
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.publish import Publish
+
+
+@click.command()
+@root_argument
+@click.argument("destination", metavar="TABLE", shell_complete=complete_root)
+@verb_options(Publish)
+@stopped_option("Required only to publish one of the two newest batches of a native query in structure V1.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
+@scratch_option
+@memory_option
+@output_option
+def publish(
+    root: Opened, stopped: bool, dry_run: bool, scratch: Path, memory_bytes: int, output: Output, **given: Any
+) -> None:
+    """Keep a Delta table up to date with the state of an operator.
+
+    The first run loads all rows of the state. Each later run reads only the changelogs of the batches since, and applies
+    the last write of each key in one commit of the table. The change data feed of the table is the feed of the changes.
+    After a rewind, an edit or a rescale, the next run compares all rows and corrects the table.
+
+    The query may be running. publish does not change its state. It only adds files to TABLE, so it runs immediately,
+    without --apply. If it is interrupted, run the same command again. Later runs need no options: the table records them.
+
+    Only publish may write to TABLE: it has one writer. In structure V1, a running native query can overwrite the
+    changelogs of its two newest batches, so that publish leaves them for a later run.
+    """
+    run = run_of(root, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes)
+    given["rename"] = given["rename"] or {}
+    prepared = prepare(Publish(**given), run)
+    if dry_run:
+        show_plan(output, prepared)
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    with progress_bar() as bar:
+        stores = bar.add_task("stores", total=len(prepared.plan.plan.stores) or None)
+        count = 0
+
+        def told(step: Progress) -> None:
+            nonlocal count
+            count += step.rows
+            bar.update(stores, advance=1, description=f"stores ({count:,} rows)")
+
+        show(output, perform(prepared, told))
