@@ -84,8 +84,8 @@ class Descriptor:
 
 
 def parse_descriptor(found: dict[str, Any], path: str) -> Descriptor:
-    """Parse the descriptor in an action of the file `path`. Raises `UnknownFormatVersion` for a vector at another place than
-    this library writes; `CorruptFile`."""
+    """Parse the descriptor in an action of the file `path`. Raises `UnknownFormatVersion` for a vector in another folder;
+    `CorruptFile`."""
     try:
         kind, text = str(found["storageType"]), str(found["pathOrInlineDv"])
         size, rows = int(found["sizeInBytes"]), int(found["cardinality"])
@@ -126,12 +126,12 @@ def parse_from_file(data: bytes, one: Descriptor) -> Positions:
 
 def encode(positions: Positions) -> bytes:
     """Encode a vector."""
-    parts = [struct.pack("<iq", _MAGIC, 0)]
     highs = positions >> 32
-    for high in np.unique(highs).tolist():
-        parts.append(struct.pack("<i", high) + _roaring((positions[highs == high] & 0xFFFFFFFF).astype(np.uint32)))
-    parts[0] = struct.pack("<iq", _MAGIC, len(parts) - 1)
-    return b"".join(parts)
+    parts = [
+        struct.pack("<i", high) + _roaring((positions[highs == high] & 0xFFFFFFFF).astype(np.uint32))
+        for high in np.unique(highs).tolist()
+    ]
+    return b"".join([struct.pack("<iq", _MAGIC, len(parts)), *parts])
 
 
 def parse(data: bytes, path: str) -> Positions:

@@ -1,7 +1,7 @@
 """The log of a Delta table that Statekeeper writes: actions, the table that they add up to, and checkpoints of the log.
 
     _delta_log/<20 digits>.json                 one commit: an action per line
-    _delta_log/<20 digits>.checkpoint.parquet   all actions that are valid at a version, so that older commits need no reading
+    _delta_log/<20 digits>.checkpoint.parquet   all actions that are valid at a version, in place of older commits
     _delta_log/_last_checkpoint                 the version of the newest checkpoint
     _change_data/                               files of the change data feed
     part-<uuid>.parquet, deletion_vector_<uuid>.bin

@@ -18,6 +18,7 @@ from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.verbs.publish import Publish
 from statekeeper.statestore.maintenance.verbs.rewrite import Rollback
 from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles, SaveRows
 from statekeeper.statestore.maintenance.verbs.unpack import Unpack
@@ -30,19 +31,24 @@ from tests.support.clones import FULL, cloned, query_of
 from tests.support.crashes import AnyVerb, Case, Crashing, Roots, put_again
 from tests.support.dumped import dumped
 from tests.support.faulty_storage import FaultyStorage
+from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintained_query import Query, maintained_query
 from tests.support.maintainers import maintainer
 from tests.support.mirrors import mirrored
 from tests.support.repairs import contents
+from tests.support.roots import QUERY
 from tests.support.savepoints import as_model, kept, manifest, recomputed, remove, saved
 from tests.support.switching import after_the_dead
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 MIGRATION = Migrate(blueprint="blueprint", destination="destination")
+from tests.support.state_tables import as_lines, opened, planned, published, replayed, rows_of
 
 OF_RUNS = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
 """What copies write into their source."""
+PUBLISHED = 7
+"""The number of batches of a table before the disturbed run, which then merges its small files."""
 
 
 class Copying(Crashing):
@@ -274,6 +280,57 @@ class SavingRows(Copying):
         return roots[:1]
 
 
+class Publishing(Copying):
+    """A run that applies changelogs to a table of state, and merges its small files."""
+
+    verb: AnyVerb = Publish
+    fewest, every = 40, 1
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.root = KeyedRoot(self.place.root(f"{folder.name}/source"), folder / "hosts", partitions=1)
+        self.table = self.place.root(f"{folder.name}/table")
+        for _ in range(PUBLISHED):
+            self.root.grow(1, keys=4)
+            published(self.source, self.table, self.place.scratch(), operator=0)
+        self.root.grow(1, keys=4)
+
+    @property
+    def source(self) -> Storage:
+        return self.root.storage
+
+    def ready(self) -> Roots:
+        return [super().ready()[0], self.place.copied(self.table, 1)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        prepared = planned(*roots, self.place.scratch(), by=maintainer(clock))
+        perform(prepared)
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        created = [one.path for one in traced[1].trace if one.kind is Kind.CREATE and one.path.startswith("_delta_log")]
+        assert len(created) == 2, "one commit with the batch, and one of the compaction"
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        self.require_rows(roots, case, (PUBLISHED - 1, PUBLISHED))
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        self.require_rows(roots, case, (PUBLISHED,))
+        table = open_storage(str(self.place.local(roots[1])))
+        assert replayed(table, ("batch", "committed_at")) == as_lines(rows_of(table)), case
+
+    def require_rows(self, roots: Roots, case: Case, batches: Sequence[int]) -> None:
+        """Require that the table shows one of these batches, as its transaction says."""
+        table = open_storage(str(self.place.local(roots[1])))
+        batch = opened(table).transaction_version(f"statekeeper-state-{QUERY}")
+        assert batch in batches, case
+        of_batch = {key: held for rows in self.root.read(batch).values() for key, held in rows.items()}
+        expected = [{"key": key, "value": held} for (operator, key), held in of_batch.items() if operator == 0]
+        assert as_lines(rows_of(table)) == as_lines(expected), case
+
+    def audited(self, roots: Roots) -> Roots:
+        return ()
+
+
 class Removing(Copying):
     """The deletion of a savepoint with files and of its label in the source."""
 
@@ -372,6 +429,7 @@ COPIES: dict[str, type[Crashing]] = {
     "mirror native v1": MirroringV1,
     "savepoint with files": SavingFiles,
     "savepoint with rows": SavingRows,
+    "publish": Publishing,
     "deletion of a savepoint": Removing,
     "unpack": Unpacking,
 }

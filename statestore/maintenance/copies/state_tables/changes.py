@@ -6,6 +6,7 @@ The last write of a key wins, by the number of the write.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -360,7 +361,7 @@ class StateReader:
         """
         parts = max(1, -(-table.live_rows * _BYTES_OF_ROW // max(1, memory_bytes)))
         edges = [(part << 64) // parts for part in range(parts)] + [1 << 64]
-        for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        for begin, end in itertools.pairwise(edges):
             index = _Index.of(storage, table, begin, end)
             # A row of the state replaces the deletion of its former row, which is found last.
             of_deletions = spool.next_write()

@@ -2,8 +2,8 @@
 
     <columns of the key> <columns of the value> [element] [expires_at] batch committed_at
 
-`element`: the place in a list of transformWithState; `expires_at`: the end of the time to live. The data files have two more
-columns, which are not in the schema of the table, so that readers do not see them:
+`element`: the place in a list of transformWithState; `expires_at`: the end of the time to live. The data files have two
+more columns, which are not in the schema of the table, so that readers do not see them:
 
     _statekeeper_key     128-bit hash of the columns of the key; it finds the row of a key without an index
     _statekeeper_value   64-bit hash of the published columns, or of all elements of a list; it tells whether they changed
@@ -13,6 +13,7 @@ Both depend only on values: not on the encoding of the state, nor on its number 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def _of_lists(self, partition: int, decoded: DecodedRows) -> Iterator[Shaped]:
-        """All rows of a key have one hash of the value. A mark of its deletion precedes them: a condition may leave none."""
+        """All rows of a key have one hash of the value, that of all elements that meet the conditions."""
         pieces = list(typed_rows(self.table, partition, decoded))
         rows = pa.Table.from_batches(pieces).combine_chunks().to_batches()
         if rows:
@@ -219,7 +220,7 @@ def _encoded(rows: pa.RecordBatch) -> Iterator[memoryview]:
         return
     encoded = Ragged.from_arrow(encode_rows(rows))
     data, edges = memoryview(encoded.data.data), encoded.offsets.tolist()
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in itertools.pairwise(edges):
         yield data[begin:end]
 
 

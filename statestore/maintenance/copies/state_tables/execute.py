@@ -1,7 +1,7 @@
 """Brings a table of state to a batch: writes files, then one commit.
 
     part-<uuid>.parquet ...              new rows
-    deletion_vector_<uuid>.bin           the former rows of changed keys; without deletion vectors, their files are rewritten
+    deletion_vector_<uuid>.bin           former rows of changed keys; without deletion vectors, their files are rewritten
     _change_data/cdc-<uuid>.parquet      the change data feed
     _delta_log/<version>.json            the commit: all of these, the transaction, and the record of the table
 
@@ -443,8 +443,8 @@ def _raised(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any
 
 
 def compactable(table: DeltaTable) -> list[DataFile]:
-    """Choose the data files to merge: all of one size and partition if there are `_SMALL_FILES`, and those with many deleted
-    rows. Deterministic."""
+    """Choose the data files to merge: all of about one size and one partition if there are `_SMALL_FILES`, and those with
+    many deleted rows. Deterministic."""
     chosen: dict[str, DataFile] = {}
     tiers: dict[tuple[tuple[tuple[str, str | None], ...], int], list[DataFile]] = {}
     for path in sorted(table.files):
@@ -452,7 +452,7 @@ def compactable(table: DeltaTable) -> list[DataFile]:
         if file.live_rows < file.rows * (1 - _MOST_DELETED):
             chosen[path] = file
         elif file.live_rows < files.FILE_ROWS / 2:
-            tier = max(1, file.live_rows).bit_length() // 3
+            tier = max(_SMALL_FILES, file.live_rows).bit_length() // 3
             tiers.setdefault((tuple(sorted(file.values.items())), tier), []).append(file)
     for found in tiers.values():
         if len(found) >= _SMALL_FILES:

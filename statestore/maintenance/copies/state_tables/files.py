@@ -55,7 +55,7 @@ def is_own(path: str) -> bool:
 def read_table(storage: Storage) -> DeltaTable | None:
     """Read the newest version of a table from the newest checkpoint on; None if there is none.
 
-    Requests: one for the pointer, one for the checkpoint, one for each later commit, and one for the next, which is missing.
+    Requests: one for the pointer, one for the checkpoint, one for each later commit, and one that finds no next one.
     Raises `CorruptFile`, `UnknownFormatVersion`.
     """
     table = _from_checkpoint(storage) or DeltaTable()

@@ -256,7 +256,8 @@ def _other_choice(facts: TableFacts, recorded: TableRecord, request: Request) ->
     return RefusedAsUnsafe(
         f"the table has {' and '.join(problems)} than this command asks for; nothing was written",
         path=facts.destination.url,
-        hint="omit these options to continue the table, add --reload to load it again with them, or choose another location",
+        hint="omit these options to continue the table, add --reload to load it again with them, or choose another "
+        "location",
     )
 
 
