@@ -22,9 +22,10 @@ from statekeeper.assets.mirror import mirror
 from statekeeper.assets.names import Names, OwnRuns, Translate
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
-from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, schedules
+from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON, schedules
 from statekeeper.assets.sensors import sensors
 from statekeeper.assets.sources import sources
+from statekeeper.assets.state_table import state_table
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN, Fleet
 from statekeeper.resources.notifier import Notifier
 from statekeeper.resources.worker import Worker
@@ -54,6 +55,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         Notifier(webhook=dg.EnvVar(_WEBHOOK) if environment.get(_WEBHOOK) else "", ui_url=environment.get(_UI_URL, "")),
         health_cron=environment.get("STATEKEEPER_HEALTH_CRON", HEALTH_CRON),
         mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
+        publish_cron=environment.get("STATEKEEPER_PUBLISH_CRON", PUBLISH_CRON),
     )
 
 
@@ -76,6 +78,7 @@ def build_definitions(
     kept_tables_mib: int = KEPT_TABLES_MIB,
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
+    publish_cron: str = PUBLISH_CRON,
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
@@ -107,6 +110,7 @@ def build_definitions(
                      again; 0 keeps none
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
+    publish_cron     when the queries with tables of their state publish them
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
@@ -147,6 +151,7 @@ def build_definitions(
         Notifier(**_alerts(webhook, alerts or {}), ui_url=ui_url),
         health_cron=health_cron,
         mirror_cron=mirror_cron,
+        publish_cron=publish_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=rewrites,
         with_automation=automation is not False,
@@ -184,6 +189,7 @@ def _definitions(
     *,
     health_cron: str,
     mirror_cron: str,
+    publish_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
     with_automation: bool = True,
@@ -192,14 +198,17 @@ def _definitions(
     maintained = maintenance(names, external)
     health = fleet_health(names, maintained)
     mirrors = mirror(names, external)
+    of_state = state_table(names, external)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
     assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, health]
-    of_assets = jobs(names, maintenance=maintained, mirror=mirrors, fleet_health=health, by_hand=by_hand)
+    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, health]
+    of_assets = jobs(
+        names, maintenance=maintained, mirror=mirrors, state_table=of_state, fleet_health=health, by_hand=by_hand
+    )
     runs = OwnRuns(
         names,
         jobs=frozenset({names.of(PRUNE_HISTORY), *(job.name for job in of_assets.all)}),
@@ -208,7 +217,9 @@ def _definitions(
         ),
     )
     pruning = prune_history(runs, maintained.memory)
-    by_time = schedules(runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron)
+    by_time = schedules(
+        runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron, publish_cron=publish_cron
+    )
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(
         assets=assets,

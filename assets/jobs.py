@@ -25,13 +25,14 @@ class Jobs:
     maintain_queries: dg.JobDefinition
     maintain_query: AssetJob
     mirror_checkpoint: AssetJob
+    publish_state: AssetJob
     refresh_fleet_health: AssetJob
     by_hand: tuple[AssetJob, ...]
 
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
-        return (*maintain, *self.by_hand, self.mirror_checkpoint, self.refresh_fleet_health)
+        return (*maintain, *self.by_hand, self.mirror_checkpoint, self.publish_state, self.refresh_fleet_health)
 
 
 def jobs(
@@ -39,6 +40,7 @@ def jobs(
     *,
     maintenance: Maintenance,
     mirror: dg.AssetsDefinition,
+    state_table: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
     by_hand: Mapping[str, dg.AssetsDefinition],
 ) -> Jobs:
@@ -77,6 +79,13 @@ def jobs(
             mirror,
             description="Copies the batches that the mirror of a query lacks, and checks its lag. The schedule "
             f"{names.of('mirror_queries')} launches it for each query with a `mirror` in statekeeper.toml.",
+        ),
+        # Without a limit on its runtime: the first run loads the whole state.
+        publish_state=job(
+            "publish_state",
+            state_table,
+            description="Brings the Delta tables of a query to the newest batch of its state. The schedule "
+            f"{names.of('publish_queries')} launches it for each query with `tables` in statekeeper.toml.",
         ),
         # A run that dies needs no recovery, because it writes nothing.
         refresh_fleet_health=job(

@@ -1,15 +1,16 @@
 """The schedules. Hours are in UTC."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 
-from statekeeper.assets.jobs import Jobs
+from statekeeper.assets.jobs import AssetJob, Jobs
 from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import OwnRuns
 from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.rounds import due
+from statekeeper.statestore.maintenance.verbs.config import Root
 
 HEALTH_CRON = "17 * * * *"
 """The default time at which the fleet is examined: minute 17 of each hour."""
@@ -17,9 +18,12 @@ HEALTH_CRON = "17 * * * *"
 MIRROR_CRON = "*/5 * * * *"
 """The default time at which the queries with a mirror are mirrored: each five minutes."""
 
+PUBLISH_CRON = "*/5 * * * *"
+"""The default time at which the state of queries with tables is published: each five minutes."""
+
 
 def schedules(
-    runs: OwnRuns, jobs: Jobs, prune_history: dg.JobDefinition, *, health_cron: str, mirror_cron: str
+    runs: OwnRuns, jobs: Jobs, prune_history: dg.JobDefinition, *, health_cron: str, mirror_cron: str, publish_cron: str
 ) -> list[dg.ScheduleDefinition]:
     """Make the schedules of a fleet."""
     names = runs.names
@@ -62,19 +66,20 @@ def schedules(
         description="Mirrors every query with a `mirror` in statekeeper.toml, unless the previous run has not ended.",
     )
     def mirror_queries(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        configuration = names.fleet_in(context).configuration()
         # Not only those that can be read now: a mirror whose source is lost turns its check red.
-        known = sorted(names.queries_in(context))
-        found = [name for name in known if configuration.find(name).mirror is not None]
-        active = runs.filter(job_name=jobs.mirror_checkpoint.name, statuses=ACTIVE)
-        busy = {run.tags.get(QUERY_TAG) for run in context.instance.get_runs(active)}
-        if not found:
-            yield dg.SkipReason("no known query has a mirror in statekeeper.toml")
-        tick = context.scheduled_execution_time.isoformat(timespec="minutes")
-        for name in found:
-            if name not in busy:
-                tags = {REASON_TAG: f"mirror at {tick}", **names.tags}
-                yield dg.RunRequest(run_key=f"mirror:{name}@{tick}", partition_key=name, tags=tags)
+        yield from _of_each(runs, context, jobs.mirror_checkpoint, "mirror", lambda root: root.mirror is not None)
+
+    @dg.schedule(
+        name=names.of("publish_queries"),
+        job=jobs.publish_state,
+        cron_schedule=publish_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Publishes the state of every query with `tables` in statekeeper.toml, unless the previous run has not "
+        "ended.",
+    )
+    def publish_queries(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        yield from _of_each(runs, context, jobs.publish_state, "table", lambda root: bool(root.state_tables))
 
     @dg.schedule(
         name=names.of("hourly_fleet_health"),
@@ -97,4 +102,26 @@ def schedules(
     def weekly_prune() -> dg.RunRequest:
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-    return [nightly_sweep, mirror_queries, hourly_fleet_health, weekly_prune]
+    return [nightly_sweep, mirror_queries, publish_queries, hourly_fleet_health, weekly_prune]
+
+
+def _of_each(
+    runs: OwnRuns,
+    context: dg.ScheduleEvaluationContext,
+    job: AssetJob,
+    what: str,
+    has: Callable[[Root], bool],
+) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """Request a run for each known query that has something in the configuration, and no run of the job. `what`: it has."""
+    names = runs.names
+    configuration = names.fleet_in(context).configuration()
+    found = [name for name in sorted(names.queries_in(context)) if has(configuration.find(name))]
+    active = runs.filter(job_name=job.name, statuses=ACTIVE)
+    busy = {run.tags.get(QUERY_TAG) for run in context.instance.get_runs(active)}
+    if not found:
+        yield dg.SkipReason(f"no known query has a {what} in statekeeper.toml")
+    tick = context.scheduled_execution_time.isoformat(timespec="minutes")
+    for name in found:
+        if name not in busy:
+            tags = {REASON_TAG: f"{what} at {tick}", **names.tags}
+            yield dg.RunRequest(run_key=f"{what}:{name}@{tick}", partition_key=name, tags=tags)

@@ -132,6 +132,10 @@ SECTIONS: Mapping[str, Section] = {
         "How long is a savepoint with rows, and does it need more memory for more rows?",
         "State can be exported as Parquet files on a machine with little memory.",
     ),
+    "publish": Section(
+        "How long is a run that publishes few changes of a large state?",
+        "A table of the state follows the query each minute, and the cost of a run depends on the changes.",
+    ),
     "load_rows": Section(
         "How long is the load of a savepoint, and does it need more memory for more rows?",
         "A savepoint can be loaded on a machine with little memory.",

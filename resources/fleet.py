@@ -11,7 +11,13 @@ from statekeeper.statestore.base.messages import with_name
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
 from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES
 from statekeeper.statestore.maintenance.verbs import config, fleet
-from statekeeper.statestore.maintenance.verbs.config import Configuration, MirrorPolicy, Policies, with_options_of
+from statekeeper.statestore.maintenance.verbs.config import (
+    Configuration,
+    MirrorPolicy,
+    Policies,
+    StateTable,
+    with_options_of,
+)
 from statekeeper.statestore.storage import Storage, open_storage
 from statekeeper.statestore.storage.query_metrics import Prices
 
@@ -19,7 +25,8 @@ from statekeeper.statestore.storage.query_metrics import Prices
 @dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
     """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
-    requests; `mirror`: None if it has none; `job_prefix`, `has_rewrites`: those of its fleet."""
+    requests; `mirror`: None if it has none; `state_tables`: with its state; `job_prefix`, `has_rewrites`: those of its
+    fleet."""
 
     name: str
     storage: Storage
@@ -29,6 +36,7 @@ class OpenedQuery:
     mirror: MirrorPolicy | None = None
     job_prefix: str = ""
     has_rewrites: bool = True
+    state_tables: tuple[StateTable, ...] = ()
 
     def command(self, verb: str, *options: str) -> str:
         """The `statekeeper` command that applies a verb to this query."""
@@ -116,6 +124,7 @@ class Fleet(dg.ConfigurableResource):
             mirror=root.mirror,
             job_prefix=self.job_prefix,
             has_rewrites=self.has_rewrites,
+            state_tables=root.state_tables,
         )
 
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:

@@ -54,6 +54,12 @@ _ROOT_KEYS = {
         "destination of the [mirror](../how-to/mirror-a-checkpoint.md#dagster) and the largest lag of a fresh mirror: "
         '`{ url = "s3://replica/orders", lag = "10m" }`. `location`: the URL that Spark uses for it, if that is unknown',
     ),
+    "tables": (
+        "tables",
+        "`{}`",
+        "[tables with the state](../how-to/state-as-a-table.md#dagster) that `publish` keeps up to date, by name: "
+        '`{ open = { url = "s3://lake/open", operator = 0 } }`. The other keys are the options of `publish`',
+    ),
     "limits": (
         "table of whole numbers",
         "`{ record_mib = 64, object_mib = 64 }`",

@@ -6,6 +6,7 @@ var/flights/facts         output, Delta: one row per flight
 var/flights/grounded      output, Delta: one row per aircraft that has not departed for 36 hours
 var/flights/checkpoint    the streaming query's own checkpoint
 var/flights/state         the state root
+var/flights/aircraft      the state as a table, Delta: one row per aircraft; Dagster publishes it
 var/flights/spark.log     what Spark says
 var/flights/local         this host's scratch copies of the state; can be deleted at any time
 var/flights/statekeeper.toml    how the state is looked after; written once, then yours to change
@@ -70,6 +71,11 @@ _CONFIGURATION = """\
 url = "state"
 snapshot = {{ changelogs = 8 }}
 retention = {{ versions = 8, grace = "20s" }}
+
+# The state as a Delta table, for SQL:
+#     statekeeper --config {path} publish flights
+[roots.flights.tables.aircraft]
+url = "aircraft"
 """
 
 

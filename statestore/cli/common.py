@@ -36,6 +36,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     Mode,
     Policies,
     Root,
+    StateTable,
     bytes_of_mib,
     load,
     with_options_of,
@@ -183,11 +184,12 @@ class Duration(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Opened:
-    """The root that a verb works on: its storage, its policies and its configured mirror."""
+    """The root that a verb works on: its storage, its policies, its configured mirror and tables of state."""
 
     storage: Storage
     policies: Policies
     mirror: MirrorPolicy | None = None
+    state_tables: tuple[StateTable, ...] = ()
 
 
 def configuration_of(ctx: click.Context) -> Configuration:
@@ -239,7 +241,7 @@ def with_options_of_command(ctx: click.Context, given: Configuration) -> Configu
 
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
-        return Opened(open_storage(spec, is_hurried=False), root.policies, root.mirror)
+        return Opened(open_storage(spec, is_hurried=False), root.policies, root.mirror, root.state_tables)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

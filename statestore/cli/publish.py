@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,13 @@ from statekeeper.statestore.cli.common import (
 from statekeeper.statestore.cli.reports import show, show_plan
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.maintenance.copies.state_tables import Progress
-from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.publish import Publish
 
 
 @click.command()
 @root_argument
-@click.argument("destination", metavar="TABLE", shell_complete=complete_root)
+@click.argument("destination", metavar="[TABLE]", required=False, shell_complete=complete_root)
 @verb_options(Publish)
 @stopped_option("Required only to publish one of the two newest batches of a native query in structure V1.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
@@ -49,15 +51,44 @@ def publish(
     The query may be running. publish does not change its state. It only adds files to TABLE, so it runs immediately,
     without --apply. If it is interrupted, run the same command again. Later runs need no options: the table records them.
 
+    TABLE is a URL, a path, or the name of a table of ROOT in statekeeper.toml. Default: all tables that statekeeper.toml
+    gives ROOT.
+
     Only publish may write to TABLE: it has one writer. In structure V1, a running native query can overwrite the
     changelogs of its two newest batches, so that publish leaves them for a later run.
     """
     run = run_of(root, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes)
     given["rename"] = given["rename"] or {}
-    prepared = prepare(Publish(**given), run)
+    if given["destination"] is not None:
+        sys.exit(_published(Publish(**{**given, **_of_name(root, given)}), run, output, dry_run=dry_run))
+    if not root.state_tables:
+        raise click.UsageError("TABLE is missing, and statekeeper.toml has no tables for this root")
+    codes, shown = [], list[dict[str, Any]]()
+    for table in root.state_tables:
+        if not output.as_json:
+            click.echo(f"== {table.name}")
+        verb = Publish(destination=table.url, reload=given["reload"], **table.options)
+        codes.append(_published(verb, run, Output(output.as_json, shown), dry_run=dry_run))
+        run = replace(run, id=run.by.ids.fresh())
+    if output.as_json:
+        output.show({"tables": shown}, lambda console: None)
+    sys.exit(max(codes))
+
+
+def _of_name(root: Opened, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The location and the options of a table that statekeeper.toml names, where the command gives none."""
+    table = next((one for one in root.state_tables if one.name == given["destination"]), None)
+    if table is None:
+        return {}
+    return {"destination": table.url} | {name: value for name, value in table.options.items() if not given[name]}
+
+
+def _published(verb: Publish, run: Run, output: Output, *, dry_run: bool) -> int:
+    """Publish one table, or show the plan. Return the exit code."""
+    prepared = prepare(verb, run)
     if dry_run:
         show_plan(output, prepared)
-        sys.exit(FINDINGS if prepared.refusals else 0)
+        return FINDINGS if prepared.refusals else 0
     with progress_bar() as bar:
         stores = bar.add_task("stores", total=len(prepared.plan.plan.stores) or None)
         count = 0
@@ -68,3 +99,4 @@ def publish(
             bar.update(stores, advance=1, description=f"stores ({count:,} rows)")
 
         show(output, perform(prepared, told))
+    return 0

@@ -19,6 +19,7 @@
     storage = { endpoint_url = "http://127.0.0.1:9000" }
     retention = { versions = 200 }
     mirror = { url = "s3://replica/flights", lag = "10m" }
+    tables.airborne = { url = "s3://lake/airborne", operator = 0, where = ["open is not null"] }
 
     [parents.jobs]
     url = "s3://bucket/jobs/*/state"
@@ -289,10 +290,41 @@ class MirrorPolicy:
         return replace(self, url=f"{self.url.rstrip('/')}/{folder}", location=location)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateTable:
+    """A Delta table with the state of an operator, which `publish` keeps up to date. The options are those of `Publish`."""
+
+    name: str
+    url: str
+    operator: int | None = None
+    store: str | None = None
+    family: str | None = None
+    columns: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    partition_by: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    before_images: bool = False
+    plain_files: bool = False
+
+    def inside(self, folder: str) -> StateTable:
+        """Return the table in a folder of this location."""
+        return replace(self, url=f"{self.url.rstrip('/')}/{folder}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the verb."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("name", "url")}
+
+
+_LISTS_OF_TABLE = ("columns", "partition_by", "where")
+_TEXTS_OF_TABLE = ("store", "family")
+_FLAGS_OF_TABLE = ("before_images", "plain_files")
+
+
 @dataclass(frozen=True)
 class Root:
     """A configured checkpoint. `mirror`: None if it has none. `file`, `layers`: the file and the tables that give its
-    policies. `prices`: of its requests."""
+    policies. `prices`: of its requests. `state_tables`: with its state."""
 
     name: str
     spec: StorageSpec
@@ -302,6 +334,7 @@ class Root:
     file: str = ""
     layers: tuple[Layer, ...] = ()
     prices: Prices = field(default_factory=Prices)
+    state_tables: tuple[StateTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -323,7 +356,7 @@ class Parent:
     pattern         path of a folder below the URL; each `*` is a part of the name of its checkpoint
     below           path of the checkpoint in each folder; "" for the folder itself
     forget_seconds  how long a missing checkpoint is remembered
-    mirror          with a folder of the same name for each
+    mirror, state_tables  with a folder of the same name for each
     tables, own     the policies of its file, and its own ones; without them, each checkpoint has `policies`
     """
 
@@ -338,6 +371,7 @@ class Parent:
     tables: PolicyTables | None = None
     own: Layer | None = None
     prices: Prices = field(default_factory=Prices)
+    state_tables: tuple[StateTable, ...] = ()
 
     @property
     def url(self) -> str:
@@ -355,14 +389,24 @@ class Parent:
         names = iter(parts)
         path = "/".join(next(names) if "*" in segment else segment for segment in self.pattern.split("/"))
         mirror = self.mirror and self.mirror.inside("/".join(parts))
+        of_state = tuple(one.inside("/".join(parts)) for one in self.state_tables)
         name = f"{self.name}.{folder}"
         spec = replace(self.spec, url=self._place(path))
         if self.tables is None:
-            return Root(name, spec, self.policies, mirror, prices=self.prices)
+            return Root(name, spec, self.policies, mirror, prices=self.prices, state_tables=of_state)
         layers = self.tables.layers(name, *([self.own] if self.own else []))
         policies = resolved(layers)
         spec = replace(spec, limits=policies.limits)
-        return Root(name, spec, policies, mirror, file=self.file, layers=layers, prices=self.prices)
+        return Root(
+            name,
+            spec,
+            policies,
+            mirror,
+            file=self.file,
+            layers=layers,
+            prices=self.prices,
+            state_tables=of_state,
+        )
 
     def child_at(self, url: str) -> Root | None:
         """Return the root with this URL; None if it is not in this parent."""
@@ -882,7 +926,16 @@ class _Reader:
                 f"{where}.url", "has a *", f"write the table as [parents.{name}]: it is of several checkpoints"
             )
         spec, mirror = self._spec(body, where, policies.limits), self._mirror(body, where)
-        return Root(name, spec, policies, mirror, file=str(self._path), layers=layers, prices=prices)
+        return Root(
+            name,
+            spec,
+            policies,
+            mirror,
+            file=str(self._path),
+            layers=layers,
+            prices=prices,
+            state_tables=self._state_tables(body, where),
+        )
 
     def parent(self, name: str, body: dict[str, Any], tables: PolicyTables, prices: Prices) -> Parent:
         where = f"parents.{name}"
@@ -903,6 +956,7 @@ class _Reader:
             below=below,
             forget_seconds=forget,
             mirror=self._mirror(body, where),
+            state_tables=self._state_tables(body, where),
             file=str(self._path),
             tables=tables,
             own=own,
@@ -951,11 +1005,44 @@ class _Reader:
             raise self._bad(f"{where}.mirror.location", "is not a string", 'write location = "s3a://replica/folder"')
         return MirrorPolicy(self._absolute(url), lag, location)
 
+    def _state_tables(self, body: dict[str, Any], where: str) -> tuple[StateTable, ...]:
+        tables = self.table(body, "tables", f"{where}.")
+        return tuple(self._state_table(name, tables, f"{where}.tables") for name in sorted(tables))
+
+    def _state_table(self, name: str, tables: dict[str, Any], where: str) -> StateTable:
+        body, key = self.table(tables, name, f"{where}."), f"{where}.{name[:_LONGEST_SHOWN]}"
+        if not _NAME.fullmatch(name):
+            raise self._bad(key, "is not a valid name", "use letters, digits, '_' and '-'")
+        self.require_known(body, tuple(one.name for one in fields(StateTable) if one.name != "name"), f"{key}.")
+        if not isinstance(url := body.get("url"), str):
+            raise self._bad(f"{key}.url", "is missing or not a string", 'write url = "s3://lake/table"')
+        given: dict[str, Any] = {"name": name, "url": self._absolute(url)}
+        for one in _TEXTS_OF_TABLE:
+            if one in body:
+                given[one] = self._text(body[one], f"{key}.{one}", "write a name", longest=_LONGEST_TEXT)
+        for one in _LISTS_OF_TABLE:
+            values = body.get(one, [])
+            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+                raise self._bad(f"{key}.{one}", "is not a list of strings", f'write {one} = ["..."]')
+            given[one] = tuple(values)
+        for one in _FLAGS_OF_TABLE:
+            if not isinstance(body.get(one, False), bool):
+                raise self._bad(f"{key}.{one}", "is not true or false", f"write {one} = true")
+            given[one] = body.get(one, False)
+        operator = body.get("operator")
+        if operator is not None and (isinstance(operator, bool) or not isinstance(operator, int) or operator < 0):
+            raise self._bad(f"{key}.operator", f"is {_shown(operator)}", "write the number of an operator")
+        rename = self.table(body, "rename", f"{key}.")
+        if not all(isinstance(value, str) and value for value in rename.values()):
+            raise self._bad(f"{key}.rename", "has a value that is not a name", 'write rename = { old = "new" }')
+        return StateTable(**given, operator=operator, rename=rename)
+
     # -- policies -------------------------------------------------------------------------------------------------------
 
     def _own_layer(self, body: dict[str, Any], where: str, *others: str) -> Layer:
-        """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror` and `others`."""
-        beside = ("url", "storage", "mirror", *others)
+        """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror`, `tables` and
+        `others`."""
+        beside = ("url", "storage", "mirror", "tables", *others)
         self.require_known(body, (*_POLICY_KEYS, *beside), f"{where}.")
         return self.layer({key: value for key, value in body.items() if key not in beside}, where)
 
