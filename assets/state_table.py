@@ -1,7 +1,5 @@
 """The asset `state_table`: the state of a query as Delta tables, which other assets can depend on."""
 
-from __future__ import annotations
-
 import dagster as dg
 
 from statekeeper.assets.launches import of_prepared, run_of

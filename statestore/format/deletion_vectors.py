@@ -211,7 +211,7 @@ def _array(data: bytes, at: int, count: int, kind: str) -> npt.NDArray[Any]:
 
 def _base85(data: bytes) -> str:
     """Encode bytes as ZeroMQ's Z85."""
-    letters = []
+    letters: list[str] = []
     for (word,) in struct.iter_unpack(">I", data):
         digits = []
         for _ in range(5):

@@ -353,7 +353,7 @@ _CHECKPOINT = pa.schema(
 
 def encode_checkpoint(table: DeltaTable, now_ms: int) -> tuple[bytes, bytes]:
     """Encode a checkpoint of the log at the version of the table, and the pointer to it."""
-    actions = [
+    actions: list[Mapping[str, Any]] = [
         {"protocol": table.protocol},
         {"metaData": table.metadata},
         *({"txn": found} for found in table.transactions.values()),

@@ -138,7 +138,7 @@ def test_spark_may_vacuum_and_checkpoint_the_table_and_it_is_published_on(spark:
 def test_two_hundred_batches_with_kills_rewinds_and_a_rescale_are_in_the_table_as_in_sparks_reader(
     spark: SparkSession, tmp_path: Path, structure: Structure
 ) -> None:
-    """Each round runs some batches, perhaps disturbs the root, and publishes; some publishing processes die at a request."""
+    """Each round runs some batches, may disturb the root, and publishes. Some publishing processes die at a request."""
     chance = random.Random(f"{structure.value} 1")
     query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], structure.conf)
     world = _World(query, tmp_path, chance)

@@ -303,8 +303,8 @@ class Publishing(Copying):
         return [super().ready()[0], self.place.copied(self.table, 1)]
 
     def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
-        prepared = planned(*roots, self.place.scratch(), by=maintainer(clock))
-        perform(prepared)
+        source, destination = roots
+        perform(planned(source, destination, self.place.scratch(), by=maintainer(clock)))
 
     def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
         created = [one.path for one in traced[1].trace if one.kind is Kind.CREATE and one.path.startswith("_delta_log")]

@@ -298,9 +298,11 @@ def _columns(facts: TableFacts, request: Request) -> Columns | StatekeeperError:
 
 
 def _may_have_lists(table: Table) -> bool:
-    """Whether the values may be lists. The metadata of maps and of timers shows that they are none."""
+    """Whether the values may be lists: of a state variable whose encoder is not that of a map, and in joins of format 4."""
     if table.family is None or table.family.startswith(_INTERNAL_FAMILY) or table.rows is None:
         return False
+    if table.rows.encoder in (KeyEncoder.TIME_FIRST, KeyEncoder.TIME_LAST):
+        return True
     return table.operator_name.startswith(_LIST_OPERATOR) and table.rows.encoder is KeyEncoder.WHOLE
 
 
