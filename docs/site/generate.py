@@ -55,7 +55,7 @@ _ROOT_KEYS = {
         '`{ url = "s3://replica/orders", lag = "10m" }`. `location`: the URL that Spark uses for it, if that is unknown',
     ),
     "tables": (
-        "tables",
+        "table of tables",
         "`{}`",
         "[tables with the state](../how-to/state-as-a-table.md#dagster) that `publish` keeps up to date, by name: "
         '`{ open = { url = "s3://lake/open", operator = 0 } }`. The other keys are the options of `publish`',

@@ -213,6 +213,7 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
         "text": '"state"',
         "part of a day": '"22:00-06:00"',
         "table of texts": "{}",
+        "table of tables": "{}",
         "table of whole numbers": "{ record_mib = 8, object_mib = 64 }",
     }
     lines = [

@@ -36,7 +36,7 @@ MATRIX = [
     ("applyInPandasWithState", "1"),
     ("aggregation", "default provider"),
 ]
-IN_CI = {("windows", "1"), ("aggregation", "2")}
+IN_CI = {("windows", "1")}
 
 
 def as_json(rows: DataFrame) -> Counter[str]:
@@ -109,6 +109,7 @@ def test_spark_reads_in_the_table_what_its_own_reader_shows_and_its_feed_leads_t
         assert by_feed(spark, tmp_path / "table", keys) == held
 
 
+@pytest.mark.slow
 def test_spark_may_vacuum_and_checkpoint_the_table_and_it_is_published_on(spark: SparkSession, tmp_path: Path) -> None:
     query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], HOW["2"])
     table, path = open_storage(str(tmp_path / "table")), str(tmp_path / "table")

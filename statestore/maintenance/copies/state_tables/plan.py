@@ -187,7 +187,8 @@ def _misplaced(facts: TableFacts) -> StatekeeperError | None:
             path=destination.url,
             hint="choose an empty location",
         )
-    if facts.record is not None and facts.record.query != facts.query:
+    # A rewind gives the query another id, and a failover to a mirror gives it another location.
+    if facts.record is not None and facts.query != facts.record.query and facts.source.url != facts.record.root:
         return DestinationNotEmpty(
             f"is a table of the query {facts.record.query} in {facts.record.root}, but the root belongs to the query "
             f"{facts.query}; nothing was written",

@@ -21,6 +21,8 @@ from statekeeper.statestore.storage import open_storage
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER
 from tests.support.rescales import rescale
+from tests.support.roots import OTHER_QUERY
+from tests.support.s3_server import S3Server
 from tests.support.state_tables import as_lines, feed_of, opened, planned, published, replayed, rows_of
 
 KINDS = {
@@ -335,6 +337,39 @@ def test_a_location_that_is_not_a_table_of_the_query_is_refused(tmp_path: Path) 
     write_deltalake(str(tmp_path / "theirs"), pa.table({"x": [1]}))
     with pytest.raises(DestinationNotEmpty, match="is a Delta table of another program"):
         published(root.storage, open_storage(str(tmp_path / "theirs")), tmp_path / "scratch", operator=0)
+
+
+def test_a_table_follows_a_query_to_another_id_or_another_location_but_not_to_both(tmp_path: Path) -> None:
+    """A rewind gives a query another id, and after a failover its checkpoint is at another location."""
+    root, table = grown(tmp_path), open_storage(str(tmp_path / "table"))
+    published(root.storage, table, tmp_path / "scratch", operator=0)
+    moved = root.copied_to(open_storage(str(tmp_path / "moved")), tmp_path / "other-hosts")
+    moved.grow(1)
+    assert published(moved.storage, table, tmp_path / "scratch").way is Way.CHANGES
+    for storage in (moved.storage, root.storage):
+        bound = json.loads(storage.read(names.BINDING))
+        storage.replace(names.BINDING, json.dumps({**bound, "query": OTHER_QUERY}).encode())
+    with pytest.raises(DestinationNotEmpty, match="but the root belongs to the query"):
+        published(root.storage, table, tmp_path / "scratch")
+    moved.storage.delete([names.commits(2)])
+    assert published(moved.storage, table, tmp_path / "scratch").way is Way.COMPARISON
+    assert len(rows_of(table)) == len(expected(root))
+
+
+def test_a_table_in_a_bucket_is_published_exactly_once(tmp_path: Path, s3_server: S3Server) -> None:
+    root = grown(tmp_path)
+    url = f"s3://{s3_server.make_bucket()}/table"
+    table = open_storage(url, options=s3_server.options)
+    for way in (Way.LOAD, Way.CHANGES, Way.CHANGES):
+        assert published(root.storage, table, tmp_path / "scratch", operator=0).way is way
+        root.grow(1)
+    copied = open_storage(str(tmp_path / "copied"))
+    for entry in table.list(""):
+        copied.create(entry.path, table.read(entry.path))
+    made = published(root.storage, table, tmp_path / "scratch")
+    assert made.batch == root.batches - 1
+    assert published(root.storage, copied, tmp_path / "scratch").rows == made.rows
+    assert as_lines(rows_of(copied)) == expected(root)
 
 
 def test_a_table_has_one_writer(tmp_path: Path) -> None:
