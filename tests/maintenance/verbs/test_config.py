@@ -289,6 +289,63 @@ def test_a_pattern_in_the_url_of_a_parent_names_its_roots(tmp_path: Path) -> Non
             found.parents["all"].child(folder)
 
 
+def test_a_root_has_tables_of_its_state_and_a_parent_gives_each_checkpoint_a_folder(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [roots.orders]
+            url = "orders"
+            [roots.orders.tables.open]
+            url = "s3://lake/open"
+            operator = 1
+            columns = ["key.k", "total"]
+            rename = { total = "sum" }
+            where = ["sum > 3"]
+            partition_by = ["k"]
+            before_images = true
+            [parents.jobs]
+            url = "jobs/*"
+            tables.all = { url = "lake" }
+            """,
+        )
+    ).require_valid()
+    [table] = found.roots["orders"].state_tables
+    assert (table.name, table.url) == ("open", "s3://lake/open")
+    assert table.options == {
+        "operator": 1,
+        "store": None,
+        "family": None,
+        "columns": ("key.k", "total"),
+        "rename": {"total": "sum"},
+        "partition_by": ("k",),
+        "where": ("sum > 3",),
+        "before_images": True,
+        "plain_files": False,
+    }
+    [of_child] = found.find("jobs.crm").state_tables
+    assert of_child.url == str(tmp_path / "lake" / "crm")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "a = 1",
+        "a = {}",
+        'a = { url = "x", operator = "one" }',
+        'a = { url = "x", where = "k = 1" }',
+        'a = { url = "x", plain_files = "yes" }',
+        'a = { url = "x", rename = { k = 1 } }',
+        'a = { url = "x", unknown = 1 }',
+        '"a b" = { url = "x" }',
+    ],
+)
+def test_a_wrong_table_of_state_stops_its_root(tmp_path: Path, table: str) -> None:
+    found = load(written(tmp_path, f'[roots.orders]\nurl = "orders"\n[roots.orders.tables]\n{table}\n'))
+    with pytest.raises(BadConfiguration, match=r"roots\.orders\.tables"):
+        found.find("orders")
+
+
 # -- several files ------------------------------------------------------------------------------------------------------
 
 

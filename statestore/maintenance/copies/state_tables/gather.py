@@ -26,6 +26,8 @@ from statekeeper.statestore.maintenance.copies.state_tables.model import (
     state_of,
 )
 from statekeeper.statestore.root import binding
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.times import TIMERS
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 
@@ -46,8 +48,8 @@ class TableFacts:
     contents     the stores at the batch to publish, the newest one whose files no query replaces any more; None if there is
                  none
     layouts      the layout of the rows of each operator's store
-    operators    the names of the operators; "" if unknown
-    internal     stores that only help the operator, such as an index of timers
+    operators    the names of the operators, or of the stores of a job root; "" if unknown
+    internal     operators that only help the others, such as an index of timers
     position     of the batch to publish
     table        the newest version of the table; None if there is none
     is_ours      every data file is one that `publish` wrote
@@ -69,7 +71,7 @@ class TableFacts:
     contents: Contents | None
     layouts: Mapping[Kind, Layout]
     operators: Mapping[int, str]
-    internal: frozenset[Kind]
+    internal: frozenset[int]
     position: Position | None
     table: DeltaTable | None
     is_ours: bool
@@ -97,6 +99,7 @@ def gather(source: Storage, destination: Storage, *, stopped: bool = False) -> T
             hint="run this command again after the query has committed its first batch",
         )
     origin = origin_of(source)
+    bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
     settled = clones.newest_settled(source, origin, newest, stopped=stopped)
     table = files.read_table(destination)
     record = None if table is None else parse_record(table.domains, delta_log.commit_path(table.version))
@@ -113,7 +116,7 @@ def gather(source: Storage, destination: Storage, *, stopped: bool = False) -> T
             if (store.operator, store.store) not in layouts:
                 layouts[store.operator, store.store] = layout_or_bytes(contents, store)
         for operator in sorted({operator for operator, _ in layouts}):
-            described = catalog.operator_at(source, operator, settled)
+            described = catalog.operator_at(source, operator, settled) if bound is None else bound.stores[operator]
             operators[operator] = described.name if described else ""
         position = _position(source, Heads(settled, contents.stores), rewrites)
     if contents is not None and record is not None:
@@ -130,13 +133,13 @@ def gather(source: Storage, destination: Storage, *, stopped: bool = False) -> T
         source=Place(url=source.url, location=source.location),
         destination=Place(url=destination.url, location=destination.location),
         origin=origin,
-        query=_query_of(source, origin),
+        query=_query_of(source) if bound is None else bound.query_id,
         newest=newest,
         structure=catalog.structure_at(source, newest),
         contents=contents,
         layouts=layouts,
         operators=operators,
-        internal=_internal(source, layouts) if origin is Origin.OWN else frozenset(),
+        internal=_internal(bound),
         position=position,
         table=table,
         is_ours=table is not None and all(map(files.is_own, table.files)),
@@ -154,22 +157,22 @@ def gather(source: Storage, destination: Storage, *, stopped: bool = False) -> T
     )
 
 
+def _query_of(source: Storage) -> str:
+    return logs.parse_metadata(source.read(names.QUERY_METADATA), names.QUERY_METADATA)
+
+
 def _counts(entry: Entry) -> bool:
     """Return whether a file in the location is not a control file, nor of a run that failed before its first commit."""
     return not entry.path.startswith(f"{names.CONTROL}/") and not files.is_own(entry.path)
 
 
-def _query_of(source: Storage, origin: Origin) -> str:
-    if origin is Origin.OWN:
-        return binding.parse_binding(source.read(names.BINDING)).query_id
-    return logs.parse_metadata(source.read(names.QUERY_METADATA), names.QUERY_METADATA)
-
-
-def _internal(source: Storage, layouts: Mapping[Kind, Layout]) -> frozenset[Kind]:
-    """The stores of a job root with an index of its timers and expiries."""
-    stores = binding.parse_binding(source.read(names.BINDING)).stores
+def _internal(bound: Binding | None) -> frozenset[int]:
+    """The operators of a job root that hold its timers, and indexes of timers and expiries."""
+    stores = () if bound is None else bound.stores
     return frozenset(
-        kind for kind in layouts if kind[0] < len(stores) and stores[kind[0]].prefix_columns != prefix_columns.OF_STATE
+        number
+        for number, store in enumerate(stores)
+        if store.name == TIMERS or store.prefix_columns != prefix_columns.OF_STATE
     )
 
 

@@ -321,7 +321,7 @@ def _table(facts: TableFacts, request: Request) -> Table | StatekeeperError:
         visible = [
             one
             for one in matching
-            if (one[:2] not in facts.internal or request.operator is not None)
+            if (one[0] not in facts.internal or request.operator is not None)
             and ((one[2] or "").startswith(_INTERNAL_FAMILY) is False or request.family is not None)
         ]
         matching = visible or matching
