@@ -47,8 +47,8 @@ def state_table(names: Names, sources: Sources) -> dg.AssetsDefinition:
             shown |= {name if is_only else f"{table.name}/{name}": value for name, value in of_table.items()}
         if failed:
             [first, *_] = failed.values()
-            some = f"{counted(len(failed), 'table')} of {len(query.state_tables)} could not be published"
-            raise dg.Failure(printable(f"{some} ({', '.join(failed)}): {first}"), metadata=shown)
+            some = f"{counted(len(failed), 'table')} of {len(query.state_tables)} failed ({', '.join(failed)}): "
+            raise dg.Failure(f"{some if len(query.state_tables) > 1 else ''}{first}", metadata=shown)
         return dg.MaterializeResult(metadata=shown)
 
     return made

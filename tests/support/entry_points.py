@@ -51,6 +51,7 @@ mode = "{mode}"
 snapshot = {{ changelogs = 1 }}
 retention = {{ versions = 3, grace = "0s" }}
 mirror = {{ url = "copy" }}
+tables.counts = {{ url = "copy" }}
 """
 
 

@@ -129,13 +129,18 @@ class Publish(Copy[PlannedTable, Progress, Published]):
         if run.stopped:
             run.require_stopped(confirmed=True)
         destination = run.open_other(self.destination)
-        gathered = state_tables.gather(run.storage, destination, stopped=run.stopped)
+        gathered, planned = self._planned(run, destination)
         return PlannedTable(
-            mode=run.policies.mode_for(gathered.origin),
-            destination=destination,
-            gathered=gathered,
-            plan=state_tables.plan(gathered, self._request, reload=self.reload),
+            mode=run.policies.mode_for(gathered.origin), destination=destination, gathered=gathered, plan=planned
         )
+
+    def _planned(self, run: Run, destination: Storage) -> tuple[TableFacts, TablePlan]:
+        gathered = state_tables.gather(run.storage, destination, stopped=run.stopped)
+        planned = state_tables.plan(gathered, self._request, reload=self.reload)
+        if planned.reads_all:
+            gathered = state_tables.with_chains(run.storage, gathered)
+            planned = state_tables.plan(gathered, self._request, reload=self.reload)
+        return gathered, planned
 
     def has_work(self, plan: PlannedTable) -> bool:
         return not plan.is_complete
@@ -149,8 +154,7 @@ class Publish(Copy[PlannedTable, Progress, Published]):
     def execute(self, run: Run, plan: PlannedTable, work: Work[Progress]) -> Published:
         """Plan again with the hold and the lease, as another run may have published the batch meanwhile. Raises as
         `state_tables.execute`."""
-        gathered = state_tables.gather(run.storage, work.storage, stopped=run.stopped)
-        planned = state_tables.plan(gathered, self._request, reload=self.reload)
+        gathered, planned = self._planned(run, work.storage)
         for refusal in planned.refusals:
             raise refusal
         if planned.way is Way.NOTHING:

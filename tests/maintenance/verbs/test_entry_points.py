@@ -37,6 +37,7 @@ from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, perform
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.verbs.publish import Publish
 from statekeeper.statestore.maintenance.verbs.repair import Repair
 from statekeeper.statestore.maintenance.verbs.retention import Retention
 from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles, SaveRows
@@ -247,6 +248,12 @@ CASES: dict[str, Case] = {
         verb=lambda world: Mirror(destination=world.copy),
         command=lambda world: ["mirror", "flights", world.copy],
         launch=("", "mirror", lambda world: {}),
+        blocked_by=COPIES,
+    ),
+    "publish": goes_at_once(
+        verb=lambda world: Publish(destination=world.copy),
+        command=lambda world: ["publish", "flights", world.copy],
+        launch=("", "state_table", lambda world: {}),
         blocked_by=COPIES,
     ),
     "savepoint of files": goes_at_once(

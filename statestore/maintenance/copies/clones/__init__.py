@@ -10,7 +10,7 @@ destination is no checkpoint before the commit of batch N, so that a run after a
 """
 
 from statekeeper.statestore.maintenance.copies.clones.execute import begin, execute, require_unchanged
-from statekeeper.statestore.maintenance.copies.clones.gather import chains, gather, newest_settled
+from statekeeper.statestore.maintenance.copies.clones.gather import chains, chains_of, gather, newest_settled
 from statekeeper.statestore.maintenance.copies.clones.model import CloneFacts, CloneRecord, CopyFile, Way, oldest_batch
 from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan, FreshIds, plan
 
@@ -23,6 +23,7 @@ __all__ = [
     "Way",
     "begin",
     "chains",
+    "chains_of",
     "execute",
     "gather",
     "newest_settled",

@@ -86,7 +86,7 @@ def gather(
     files = catalog.with_members(list_members(source), entries.values(), conf.provider)
     families = catalog.with_families(entries)
     oldest = batch if since is None else min(batch, since)
-    chains = _chains(source, log, files, families, down_to=oldest + 1)
+    chains = chains_of(source, log, files, families, down_to=oldest + 1)
     offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
     restart.require_original(offsets, batch)
     bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
@@ -128,12 +128,13 @@ def chains(storage: Storage, *, down_to: int, without: Collection[str] = ()) -> 
     members = list_members(storage)
     left = tuple(entry for entry in members.entries if entry.log not in without)
     files = catalog.with_members(replace(members, entries=left), entries)
-    return _chains(storage, log, files, catalog.with_families(entry.path for entry in entries), down_to=down_to)
+    return chains_of(storage, log, files, catalog.with_families(entry.path for entry in entries), down_to=down_to)
 
 
-def _chains(
+def chains_of(
     storage: Storage, log: CommitLog, files: FilesByStore, families: frozenset[int], *, down_to: int
 ) -> Mapping[StorePath, Chain]:
+    """Walk the chains of all stores at the newest batch of a log, back to a base of version `down_to`."""
     found: dict[StorePath, Chain] = {}
 
     def look(store: StorePath) -> None:

@@ -6,8 +6,19 @@ The root is only read. Here belong the rows and columns of such a table, and its
 """
 
 from statekeeper.statestore.maintenance.copies.state_tables.execute import Progress, Published, execute
-from statekeeper.statestore.maintenance.copies.state_tables.gather import TableFacts, gather
+from statekeeper.statestore.maintenance.copies.state_tables.gather import TableFacts, gather, with_chains
 from statekeeper.statestore.maintenance.copies.state_tables.model import Request, Way
 from statekeeper.statestore.maintenance.copies.state_tables.plan import TablePlan, plan
 
-__all__ = ["Progress", "Published", "Request", "TableFacts", "TablePlan", "Way", "execute", "gather", "plan"]
+__all__ = [
+    "Progress",
+    "Published",
+    "Request",
+    "TableFacts",
+    "TablePlan",
+    "Way",
+    "execute",
+    "gather",
+    "plan",
+    "with_chains",
+]

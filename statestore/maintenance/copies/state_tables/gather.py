@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from statekeeper.statestore.base.errors import NotACheckpoint
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.commit_log import CommitLog, Heads
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
+from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, layout_or_bytes
 from statekeeper.statestore.format import delta_log, logs, names, prefix_columns
 from statekeeper.statestore.format.delta_log import DeltaTable
@@ -28,7 +29,7 @@ from statekeeper.statestore.maintenance.copies.state_tables.model import (
 from statekeeper.statestore.root import binding
 from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.root.times import TIMERS
-from statekeeper.statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.storage import Entry, Storage, list_members, read_or_none
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class TableFacts:
     bases        the versions of the stores at the published batch
     changelogs   of each store: those between the two batches, oldest first
     committed_ms the times of commits by batch
+    chains       of the stores at the batch; none unless `with_chains` adds them
     """
 
     source: Place
@@ -82,6 +84,23 @@ class TableFacts:
     bases: Mapping[StorePath, VersionId]
     changelogs: Mapping[StorePath, tuple[Changelog, ...]]
     committed_ms: Mapping[int, int]
+    chains: Mapping[StorePath, Chain] = field(default_factory=dict)
+
+
+def with_chains(source: Storage, facts: TableFacts) -> TableFacts:
+    """Add the chains of the stores at the batch, for a run that reads all rows: it needs a version that loads.
+
+    Requests: see `clones.chains_of`. Raises as `gather`.
+    """
+    contents = facts.contents
+    log = None if contents is None else catalog.commit_log(source, at=contents.batch)
+    if contents is None or log is None:
+        return facts
+    entries = source.list(names.STATE)
+    files_of = catalog.with_members(list_members(source), entries, contents.conf.provider)
+    families = catalog.with_families(entry.path for entry in entries)
+    found = clones.chains_of(source, log, files_of, families, down_to=contents.batch + 1)
+    return replace(facts, chains=found)
 
 
 def gather(source: Storage, destination: Storage, *, stopped: bool = False) -> TableFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from statekeeper.statestore.base.errors import (
@@ -9,9 +10,11 @@ from statekeeper.statestore.base.errors import (
     RefusedAsUnsafe,
     StatekeeperError,
     UnknownFormatVersion,
+    VersionNotLoadable,
 )
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.contents import restart
 from statekeeper.statestore.format.delta_log import DeltaTable
 from statekeeper.statestore.format.families import KeyEncoder
 from statekeeper.statestore.format.names import StorePath
@@ -54,6 +57,11 @@ class TablePlan:
     stores: tuple[StorePath, ...] = ()
     changelogs: tuple[tuple[StorePath, tuple[Changelog, ...]], ...] = ()
     refusals: tuple[StatekeeperError, ...] = ()
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether the run restores the stores."""
+        return self.way in (Way.LOAD, Way.COMPARISON, Way.RELOAD)
 
     @property
     def batch(self) -> int | None:
@@ -109,6 +117,8 @@ def plan(facts: TableFacts, request: Request, *, reload: bool = False) -> TableP
     )
     way, reason = _way(facts, record, reload=reload)
     stores = tuple(stores_of(facts.contents.stores, columns.chosen))
+    # A run that only reads changelogs does not need their base.
+    lost = _not_loadable(facts, stores) if way not in (Way.CHANGES, Way.NOTHING) else ()
     return replace(
         empty,
         way=way,
@@ -117,7 +127,18 @@ def plan(facts: TableFacts, request: Request, *, reload: bool = False) -> TableP
         record=record,
         stores=stores,
         changelogs=tuple((store, facts.changelogs[store]) for store in stores) if way is Way.CHANGES else (),
+        refusals=tuple(lost),
     )
+
+
+def _not_loadable(facts: TableFacts, stores: Collection[StorePath]) -> Iterator[StatekeeperError]:
+    """Yield an error for each store that cannot be loaded at the batch."""
+    for one in restart.lost_versions({store: chain for store, chain in facts.chains.items() if store in stores}):
+        yield VersionNotLoadable(
+            f"{one.problem.text}; {one.version.in_words} of {one.store} cannot be loaded, and nothing was written",
+            path=one.problem.path,
+            hint="to find the damage, run: statekeeper audit ROOT",
+        )
 
 
 def _way(facts: TableFacts, record: TableRecord, *, reload: bool) -> tuple[Way, str]:
