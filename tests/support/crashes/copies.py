@@ -38,12 +38,12 @@ from tests.support.mirrors import mirrored
 from tests.support.repairs import contents
 from tests.support.roots import QUERY
 from tests.support.savepoints import as_model, kept, manifest, recomputed, remove, saved
+from tests.support.state_tables import as_lines, opened, planned, published, replayed, rows_of
 from tests.support.switching import after_the_dead
 from tests.support.unpacked import unpacked
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 MIGRATION = Migrate(blueprint="blueprint", destination="destination")
-from tests.support.state_tables import as_lines, opened, planned, published, replayed, rows_of
 
 OF_RUNS = (savepoint_names.LABELS, savepoint_names.HOLDS, names.LEASES)
 """What copies write into their source."""

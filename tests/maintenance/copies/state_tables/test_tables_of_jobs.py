@@ -12,12 +12,19 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from statekeeper.statestore.base.errors import DestinationNotEmpty, RefusedAsUnsafe, RootHeld
+from statekeeper.statestore.base.errors import (
+    DestinationNotEmpty,
+    RefusedAsUnsafe,
+    RootHeld,
+    UnknownFormatVersion,
+    VersionNotLoadable,
+)
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.state_tables import Way
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
+from tests.support import clones
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER
 from tests.support.rescales import rescale
@@ -370,6 +377,29 @@ def test_a_table_in_a_bucket_is_published_exactly_once(tmp_path: Path, s3_server
     assert made.batch == root.batches - 1
     assert published(root.storage, copied, tmp_path / "scratch").rows == made.rows
     assert as_lines(rows_of(copied)) == expected(root)
+
+
+def test_rows_that_cannot_be_decoded_are_refused(tmp_path: Path) -> None:
+    """The schema of the root has a type of a later Spark."""
+    source, table = open_storage(str(tmp_path / "root")), open_storage(str(tmp_path / "table"))
+    clones.made(source, tmp_path, "native", Structure.V2, in_batch_logs=False)
+    with pytest.raises(UnknownFormatVersion, match="of a later Spark"):
+        published(source, table, tmp_path / "scratch")
+    assert table.list("") == []
+
+
+def test_a_version_that_does_not_load_is_refused_and_its_changelogs_are_published(tmp_path: Path) -> None:
+    """The first load needs all changelogs, and a later run only the new ones."""
+    root, table = grown(tmp_path), open_storage(str(tmp_path / "table"))
+    other = open_storage(str(tmp_path / "other"))
+    published(root.storage, table, tmp_path / "scratch", operator=0)
+    root.grow(1)
+    root.storage.delete([entry.path for entry in root.storage.list("state/0/1") if "/1_" in entry.path])
+    with pytest.raises(VersionNotLoadable, match="state/0/1 cannot be loaded"):
+        published(root.storage, other, tmp_path / "scratch", operator=0)
+    assert other.list("") == []
+    assert published(root.storage, table, tmp_path / "scratch").way is Way.CHANGES
+    assert as_lines(rows_of(table)) == expected(root)
 
 
 def test_a_table_has_one_writer(tmp_path: Path) -> None:
