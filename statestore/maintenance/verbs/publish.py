@@ -205,7 +205,8 @@ class Publish(Copy[PlannedTable, Progress, Published]):
         if plan.columns is not None and chosen is not None:
             kinds = {one.name: str(one.type) for one in plan.columns.schema}
             rows = [(shown, name, kinds[shown]) for name, shown in chosen.columns.items()]
-            title = f"{when(plan.batch)} of {plan.newest:,}: {_WAYS[plan.way]}, because {plan.reason}"
+            newest = "" if plan.batch == plan.newest else f" (newest batch of the root: {plan.newest:,})"
+            title = f"{when(plan.batch)}{newest}: {_WAYS[plan.way]}, because {plan.reason}"
             tables = (Table("columns", title, ("column", "in the state", "type"), rows),)
         elif plan.reason:
             lines = (f"nothing to do: {plan.reason}",)
