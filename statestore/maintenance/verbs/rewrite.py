@@ -572,7 +572,9 @@ def _way_back(storage: Storage, kind: RewriteKind) -> str:
         case RewriteKind.EDIT | RewriteKind.LOAD | RewriteKind.EVOLVE:
             command = f"statekeeper {kind.value} ROOT --undo {begun.run} --confirm-stopped"
         case RewriteKind.MIGRATE:
-            return "the migration is complete, and the checkpoint is one of its own: to go back, start the old query again"
+            return (
+                "the migration is complete, and the checkpoint is one of its own: to go back, start the old query again"
+            )
     return f"to reverse the {begun.described}, which is complete, run: {command}"
 
 
