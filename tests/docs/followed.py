@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import shlex
 import sys
@@ -193,7 +192,7 @@ def bucket_of_the_pages(server: S3Server, folder: Path, page: Path) -> Iterator[
         "AWS_ACCESS_KEY_ID": options["key"],
         "AWS_SECRET_ACCESS_KEY": options["secret"],
         "AWS_REGION": options["region"],
-        "COLUMNS": "120",
+        "COLUMNS": "100",
     }
     for name in _BUCKETS:
         client.create_bucket(Bucket=name)
@@ -280,7 +279,6 @@ def names_shown_ids(page: Path) -> bool:
 
 
 def main() -> None:
-    os.environ["COLUMNS"] = "120"
     server = S3Server()
     server.start()
     try:
