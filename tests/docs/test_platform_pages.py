@@ -111,7 +111,7 @@ def test_executors_import_the_package_from_the_wheel_that_the_page_gives_them(tm
     programs = Path(sys.executable).parent
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
-    build = [programs / "uv", "build", "--quiet", "--wheel", "--out-dir", tmp_path / "dist"]
+    build = [str(programs / "uv"), "build", "--quiet", "--wheel", "--out-dir", str(tmp_path / "dist")]
     subprocess.run(build, cwd=REPOSITORY, env=environment, check=True, timeout=300)
     (tmp_path / "job.py").write_text(JOB)
     submit = page.command("spark-submit --py-files").replace(
