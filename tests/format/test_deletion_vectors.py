@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from statekeeper.statestore.base.errors import CorruptFile, UnknownFormatVersion
 from statekeeper.statestore.format.deletion_vectors import (
+    Descriptor,
     Positions,
     encode,
     encode_file,
@@ -50,17 +51,13 @@ def test_the_name_of_a_file_is_written_as_the_protocol_shows_it() -> None:
     assert one.path == "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
 
 
-def test_the_inline_vector_of_the_protocol_is_read() -> None:
-    """The example of the protocol: rows 3, 4, 7, 11, 18 and 29 are deleted."""
-    found = {
-        "storageType": "i",
-        "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
-        "sizeInBytes": 40,
-        "cardinality": 6,
-    }
-    one = parse_descriptor(found, "a log")
+def test_an_inline_vector_is_read() -> None:
+    """Another program may write a small vector into the action itself."""
+    vector = encode(np.array([3, 4, 7, 11, 18, 29]))
+    written = Descriptor(file=None, offset=0, size_bytes=len(vector), rows=6, inline=vector)
+    one = parse_descriptor(written.as_json(), "a log")
+    assert one == written
     assert parse(one.inline, "a log").tolist() == [3, 4, 7, 11, 18, 29]
-    assert encode(np.array([3, 4, 7, 11, 18, 29])) == one.inline
 
 
 def test_runs_are_read() -> None:
