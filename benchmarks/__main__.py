@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import Table, machine
+from benchmarks.measure import OtherWork, Table, machine
 
 
 class Section(NamedTuple):
@@ -167,7 +167,8 @@ _HEAD = """# Benchmarks
 
 `python -m benchmarks --write` writes this page. Each benchmark runs Statekeeper and its peer on the same input in one run,
 in alternating rounds. Compare ratios: milliseconds and rows per second depend on the machine and its load. Quartiles are in
-brackets.
+brackets. Work of other processes makes a ratio too good: a JVM suffers more from it than one Python process. The last line
+of a section says how much there was. Older sections have the load of the machine, to which the benchmark itself belongs.
 """
 _GAIN = re.compile(r"\A\*[^*\n]*\*\n\n")
 _HEADING = re.compile(r"^## (?:.*)\{ #(\w+) \}\n", re.MULTILINE)
@@ -187,8 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     sections = _sections(DOCUMENT.read_text()) if options.write and DOCUMENT.exists() else {}
     for name in options.names or SECTIONS:
+        other_work = OtherWork()
         tables: list[Table] = importlib.import_module(f"benchmarks.{name}").run(options)
-        where = machine()
+        where = machine(other_work)
         for table in tables:
             print(table.as_text())
         print(f"  on {where}\n", flush=True)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import spark_peers
-from benchmarks.measure import Spread, Table, flat, ratio, verdict
+from benchmarks.measure import Spread, Table, cpu_of_processes, flat, ratio, verdict
 from benchmarks.turns import Contender, Course, Start, compared, input_files, started
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.pipelines.task.batch_log import LogLayout
@@ -88,9 +87,9 @@ def _small_batches(session: SparkSession, rounds: int) -> Table:
             for count, query in queries.items():
                 for _ in range(_UNMEASURED):
                     query.run(next(files))
-                before = _cpu_seconds()
+                before = cpu_of_processes()
                 samples = [query.run(next(files)) for _ in range(_SMALL_BATCHES)]
-                driver, every = (after - earlier for after, earlier in zip(_cpu_seconds(), before, strict=True))
+                driver, every = (after - earlier for after, earlier in zip(cpu_of_processes(), before, strict=True))
                 measured[count].milliseconds.append(samples)
                 measured[count].driver.append(driver / _SMALL_BATCHES)
                 measured[count].every.append(every / _SMALL_BATCHES)
@@ -124,18 +123,6 @@ def _small_batches(session: SparkSession, rounds: int) -> Table:
             "Driver: the Python process, which plans a batch and collects its reports.",
         ],
     )
-
-
-def _cpu_seconds() -> tuple[float, float]:
-    """Return the CPU time of this process, and of it with all processes that it has started."""
-    mine = psutil.Process()
-    own = mine.cpu_times()
-    every = own.user + own.system + own.children_user + own.children_system
-    for child in mine.children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            spent = child.cpu_times()
-            every += spent.user + spent.system + spent.children_user + spent.children_system
-    return own.user + own.system, every
 
 
 def _table(contenders: list[Contender], rounds: int) -> Table:

@@ -5,14 +5,17 @@ The speed of a shared machine changes from minute to minute, so ratios compare o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
+import psutil
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,38 @@ def verdict(
     return f"{what}: {reached.shown(2, unit)}, target {bound}{unit}: {'reached' if good else 'missed'}"
 
 
-def machine() -> str:
-    """Describe the machine in one line."""
+def cpu_of_processes() -> tuple[float, float]:
+    """Return the CPU seconds of this process, and of it with all processes that it has started."""
+    mine = psutil.Process()
+    own = mine.cpu_times()
+    every = own.user + own.system + own.children_user + own.children_system
+    for child in mine.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            spent = child.cpu_times()
+            every += spent.user + spent.system + spent.children_user + spent.children_system
+    return own.user + own.system, every
+
+
+class OtherWork:
+    """The CPU time that other processes of the machine take from now on: a ratio beside much of it is too good for us."""
+
+    def __init__(self) -> None:
+        self._busy, self._ours = _busy_seconds(), cpu_of_processes()[1]
+        self._started = monotonic()
+
+    def share(self) -> float:
+        """Return the share of the machine's CPU time since the start."""
+        others = _busy_seconds() - self._busy - (cpu_of_processes()[1] - self._ours)
+        return max(0.0, others) / ((monotonic() - self._started) * (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def machine(other_work: OtherWork) -> str:
+    """Describe the machine, and what else it did, in one line."""
     model = platform.processor() or platform.machine()
     memory = ""
     for path, key in ((Path("/proc/cpuinfo"), "model name"), (Path("/proc/meminfo"), "MemTotal")):
@@ -98,5 +131,8 @@ def machine() -> str:
                 model = found or model
             else:
                 memory = f", {int(found.split()[0]) / 2**20:.0f} GiB"
-    load = f", load {os.getloadavg()[0]:.1f} at the end" if hasattr(os, "getloadavg") else ""
-    return f"{model}, {os.cpu_count()} cores{memory}, {platform.system()}, Python {platform.python_version()}{load}"
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    share = other_work.share()
+    return (
+        f"{model}, {os.cpu_count()} cores{memory}, {system}; other processes took {share:.0%} of its CPU time meanwhile"
+    )
