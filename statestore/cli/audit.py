@@ -160,7 +160,8 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(f"the worst {tables.ROWS} of {len(problems):,} problems; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
     if result.unproven and not verbose:
-        console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose")
+        more = "" if result.decoded else "; to verify most of them, add --deep"
+        console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose{more}")
     for text in result.unproven if verbose else ():
         console.print(Text(f"not proved: {text}", style="dim"), soft_wrap=True)
     if problems:

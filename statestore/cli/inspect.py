@@ -187,14 +187,16 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         console.print(tables.plain(f"{tables.when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)
         return
     facts = gathered.stores
-    debt = sum(gathered.restore_seconds(fact) for fact in facts)
+    lost = sum(fact.load is None for fact in facts)
+    debt = f"{sum(gathered.restore_seconds(fact) for fact in facts):,.1f} s"
+    restore = f"no restart: {counted(lost, 'store')} cannot be restored" if lost else f"restore time {debt}"
     by = f", Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
     structure = f", structure {about.structure.value.upper()}" if about.structure else ""
     provider = "" if gathered.conf.provider is Provider.ROCKSDB else f", {gathered.conf.provider.value}"
     table = tables.table(
         f"{tables.when(gathered.batch)}{structure}{provider}{by}: {counted(len(facts), 'store')}, "
         f"{counted(sum(fact.files for fact in facts), 'file')} with "
-        f"{sum(fact.size_bytes for fact in facts):,} bytes, restore time {debt:,.1f} s",
+        f"{sum(fact.size_bytes for fact in facts):,} bytes, {restore}",
         *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
     )
     worst = sorted(facts, key=lambda fact: (fact.problem is None, -fact.tail_bytes, fact.store))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from statekeeper.statestore.cli import main
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.storage import open_storage
 from tests.support.clones import own
+from tests.support.entry_points import ARCHIVES
 from tests.support.maintainers import MAINTAINER
 from tests.support.repairs import contents
 from tests.support.s3_server import S3Server
@@ -46,6 +48,19 @@ def test_a_plan_is_shown_then_executed_then_undone(tmp_path: Path) -> None:
     back = statekeeper("rewind", tmp_path / "root", "--undo", run[1], "--confirm-stopped")
     assert (back.exit_code, "put back 9 files" in back.output) == (0, True)
     assert contents(storage) == before
+
+
+def test_a_plan_that_names_no_sink_says_that_the_query_writes_the_later_batches_again(tmp_path: Path) -> None:
+    with zipfile.ZipFile(ARCHIVES / "spark-4.2.0-v2-aggregation.zip") as archive:
+        archive.extractall(tmp_path)
+    verb = ("rewind", tmp_path / "checkpoint", "--to-batch", "0", "--scratch", tmp_path / "scratch")
+    shown = statekeeper(*verb).output
+    assert (
+        "It keeps the rows of batches 1 to 2, which the query then writes again. For a Delta table, add --sink URL"
+        in shown
+    )
+    done = statekeeper(*verb, "--apply", "--confirm-stopped").output
+    assert "before you start the query, remove the rows of batches 1 to 2 from its sink" in done
 
 
 def test_json_has_the_actions_the_query_ids_and_the_refusals(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
         else:
             nothing = f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun"
             shown, lines = (), ()
-            after = (nothing, *_file_sink_notes(found, is_done=False), *_sink_notes(found))
+            after = (nothing, *_file_sink_notes(found, is_done=False), *_sink_notes(found, is_done=False))
         log = plan.file_sink
         return Report(
             record={
@@ -376,7 +376,7 @@ def _notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
             f"--query-id {query_id} --apply --confirm-stopped" + ("" if is_done else " (--apply prints the ID)")
         )
     notes += _file_sink_notes(found, is_done=is_done)
-    notes += _sink_notes(found)
+    notes += _sink_notes(found, is_done=is_done)
     if gathered.crosses_conversion:
         notes.append(
             f"at batch {planned.batch:,}, the state store provider is {gathered.provider.value}: start the query with its "
@@ -410,15 +410,33 @@ def _file_sink_notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
     ]
 
 
-def _sink_notes(found: PlannedRewind) -> list[str]:
+def _sink_notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
     planned, gathered, sink = found.plan, found.gathered, found.sink
     if sink is not None and sink.holds is None:
         return [f"the table {sink.url} has no rows of later batches"]
     if sink is not None:
         restore = f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}"
         return [restore, *(f"this also reverts version {text}" for text in sink.others)]
+    if gathered.binding is None:
+        return (
+            _unknown_sink(planned, is_done=is_done)
+            if planned.file_sink is None and planned.newest > planned.batch
+            else []
+        )
     return [
         f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}"
         for table, version in gathered.sinks.items()
         if version >= 0
+    ]
+
+
+def _unknown_sink(planned: RewindPlan, *, is_done: bool) -> list[str]:
+    """What a checkpoint does not tell: the output of the later batches, which the query writes again."""
+    first, last = planned.batch + 1, planned.newest
+    batches = f"batch {first:,}" if first == last else f"batches {first:,} to {last:,}"
+    if is_done:
+        return [f"before you start the query, remove the rows of {batches} from its sink: the query writes them again"]
+    return [
+        f"not checked: the table or topic that the query writes. It keeps the rows of {batches}, which the query then "
+        "writes again. For a Delta table, add --sink URL: the plan then has the command that removes these rows"
     ]
