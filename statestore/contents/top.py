@@ -204,7 +204,7 @@ def _names_of_operators(contents: Contents) -> Mapping[int, str]:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Look:
     top: Top
     limit: int
@@ -220,7 +220,8 @@ class _Look:
         kind = (store.operator, store.store, family)
         if kind not in found:
             name = operators.get(store.operator, "")
-            found[kind] = cls(Top(operator=kind[0], operator_name=name, store=kind[1], family=family), limit)
+            top = Top(operator=kind[0], operator_name=name, store=kind[1], family=family)
+            found[kind] = cls(top=top, limit=limit)
         return found[kind]
 
     def begin(self, partition: int) -> None:

@@ -124,7 +124,7 @@ def test_an_audit_reports_a_value_above_the_limit_with_both_ways_out(stuck: Path
     assert finding["code"] == "changelog_too_large"
     assert "above the limit of 8,388,608 bytes" in finding["problem"]
     assert "--record-mib 16" in finding["action"]
-    assert f"statekeeper rewind {stuck.as_uri()} --to-batch 1" in finding["action"]
+    assert f"statekeeper rewind {stuck} --to-batch 1" in finding["action"]
     assert "backup" not in finding["action"]
     assert run("audit", stuck, *options).exit_code == 0, "the limit is the default again"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from pyspark.errors import IllegalArgumentException
 
 from statekeeper.pipelines import DeltaSink
 from statekeeper.pipelines.batch.progress import Phase
@@ -13,6 +12,7 @@ from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.startup.query import start
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.pipelines.task.host import Host
+from statekeeper.statestore.base.errors import UnsupportedEnvironment
 from tests.support.adding_operator import ROWS, adding, rows_of
 from tests.support.streams import Seen, Stream
 
@@ -74,7 +74,7 @@ def test_jobs_without_a_name_share_a_session_and_an_active_name_is_taken(delta_s
     waits = Seen(lambda _, phase: phase is Phase.STARTED and not go.wait(SECONDS))
     first, second, third = (fed(delta_session, tmp_path / one, 0) for one in "abc")
     running = begun(first, "orders", seen=waits)
-    with pytest.raises(IllegalArgumentException, match="a query with that name is already active"):
+    with pytest.raises(UnsupportedEnvironment, match="a query with the name 'orders' is active in this session"):
         begun(second, "orders")
     unnamed = [begun(one, None) for one in (second, third)]
     assert [query.streaming_query.name for query in unnamed] == [None, None]

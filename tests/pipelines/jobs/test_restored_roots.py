@@ -34,7 +34,7 @@ def change_recorded_offsets(job: Job, batch: int) -> None:
 def test_a_checkpoint_that_was_deleted_leaves_a_foreign_root(job: Job, session: SparkSession) -> None:
     job.feed(2).run(session)
     shutil.rmtree(job.checkpoint)
-    with pytest.raises(ForeignRoot, match="if the query's checkpoint was deleted"):
+    with pytest.raises(ForeignRoot, match="If the checkpoint of the query was deleted"):
         job.feed(1).run(session)
     assert len(job.output()) == len(job.expected(2))
 
@@ -121,7 +121,8 @@ def test_a_sink_with_the_batch_of_an_unknown_attempt_is_rejected(job: Job, sessi
     body = f'{{"statekeeper": {{"query_id": "{job.query_id}", "root_id": "r", "batch": 1, "attempt": "{STRANGER}"}}}}'
     in_sink(job, 1, {"userMetadata": body})
     with pytest.raises(
-        SinkConflict, match=f"from attempt {STRANGER}, but this root has no record of this attempt; .*restore both"
+        SinkConflict,
+        match=f"from attempt {STRANGER}, but this root has no record of this attempt; .*restore table and state root",
     ):
         job.feed(1).run(session)
     assert job.committed() == 1

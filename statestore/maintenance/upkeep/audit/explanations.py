@@ -97,8 +97,8 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "If the commit is the newest one, restore it from a backup, or roll back to the batch that the finding "
             "names. If it is an older one, stop the query and let repair move it to quarantine. If its format is "
             "unknown, upgrade Statekeeper.",
-            REPAIR,
             _REWIND,
+            REPAIR,
         ),
         FindingKind.COMMIT_UNKNOWN_ID: _log(
             "In structure V2, a commit contains the unique id of the version of each store. No state file has the id in"
