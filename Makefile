@@ -60,7 +60,7 @@ IN_FOLDER = folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XX
 SET ?= quick
 QUICK := tests/base tests/checkpoint tests/contents tests/format tests/root tests/store tests/storage tests/cli \
 	tests/maintenance/verbs tests/maintenance/upkeep tests/pipelines/operator tests/pipelines/jobs/test_readme.py \
-	tests/interop/test_load_of_sparks_snapshots.py
+	tests/interop/test_spark_loads_our_snapshots.py
 CHOSEN = $(if $(or $(filter-out quick,$(SET)),$(filter tests/%,$(ARGS))),,$(QUICK))
 test: env .venv/.jars
 	@$(IN_FOLDER) $(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadgroup $(CHOSEN) $(ARGS)
