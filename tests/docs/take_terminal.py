@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -76,7 +77,11 @@ def picture(name: str, commands: list[str], folder: Path) -> Path:
         console.print(Text(f"$ {command}", style="bold"))
         console.print(Text.from_ansi(output(command.split(), folder)))
     target = PICTURES / f"terminal-{name}.svg"
-    target.write_text(console.export_svg(title="statekeeper", theme=_THEME, unique_id=name))
+    drawn = console.export_svg(title="statekeeper", theme=_THEME, unique_id=name)
+    # No picture loads a font from a server.
+    target.write_text(
+        re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    )
     return target
 
 
