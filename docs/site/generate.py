@@ -57,7 +57,7 @@ _ROOT_KEYS = {
     "tables": (
         "table of tables",
         "`{}`",
-        "[tables with the state](../how-to/state-as-a-table.md#dagster) that `publish` keeps up to date, by name: "
+        "[tables with the state](../how-to/state-as-a-table.md#dagster) that `publish` keeps up to date: "
         '`{ open = { url = "s3://lake/open", operator = 0 } }`. The other keys are the options of `publish`',
     ),
     "limits": (

@@ -584,7 +584,7 @@ def offsets_of(side: Side) -> OffsetLog:
 
 
 def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceMap:
-    """Match the sources: by their given names, by name, or by their order."""
+    """Match the sources: by `--map`, by the names in the query, or by their order."""
     before, after = offsets_of(old), offsets_of(new)
     theirs, ours = before.by_source, after.by_source
     # A source has a folder of its name.

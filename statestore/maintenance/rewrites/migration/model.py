@@ -167,7 +167,7 @@ class Matched:
 
     @property
     def described(self) -> str:
-        """What the operator takes over, in words."""
+        """Return the state that the operator takes over, as text."""
         name = f"operator {self.new.operator} ({self.new.name or 'unnamed'})"
         if self.old is None:
             return f"{name} starts empty"

@@ -503,7 +503,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "In structure V2, each changelog names all versions since the newest snapshot that the query knows: its "
             "lineage. Spark cannot read a lineage above 65,535 bytes, and the query fails when it reaches this limit.",
             (
-                "No snapshot was taken for hundreds of batches: nothing maintains the query, or snapshots fail.",
+                "There was no snapshot for hundreds of batches: no process takes them, or they fail.",
                 "A native query was not restarted since its newest snapshot: it finds snapshots only when it loads a "
                 "store.",
             ),
