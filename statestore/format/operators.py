@@ -71,6 +71,17 @@ def encode_operator(metadata: OperatorMetadata) -> bytes:
     return b"v1\n" + json.dumps(body, separators=(",", ":")).encode()
 
 
+def state_variables(data: bytes, path: str) -> dict[str, str]:
+    """Return the state variables of transformWithState in the metadata of an operator: name -> kind, such as `ListState`.
+    Other operators have none. Raises `CorruptFile`."""
+    try:
+        properties = parsed_json(data.partition(b"\n")[2]).get("operatorPropertiesJson")
+        variables = parsed_json(properties).get("stateVariables", ()) if properties else ()
+        return {str(one["stateName"]): str(one["stateVariableType"]) for one in variables}
+    except BAD_VALUES as error:
+        raise CorruptFile(f"is not valid operator metadata: {error}", path=path, hint=RESTORE) from error
+
+
 def parse_operator(data: bytes, path: str) -> OperatorMetadata:
     """Parse the metadata file. Raises `UnknownFormatVersion` for a version other than 1 and 2, and `CorruptFile`."""
     header, _, rest = data.partition(b"\n")

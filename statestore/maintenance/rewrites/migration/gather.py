@@ -41,8 +41,8 @@ def gather(
     is_native = Origin.OWN not in (present.stopped.origin, wanted.stopped.origin)
     half_done = rewrite_journal.open_journal(destination)
     return MigrationFacts(
-        old=Side(url=old.url, facts=present, watermarks=_watermarks(old, present)),
-        blueprint=Side(url=blueprint.url, facts=wanted, watermarks=_watermarks(blueprint, wanted)),
+        old=_side(old, present),
+        blueprint=_side(blueprint, wanted),
         destination=destination.url,
         query_id=logs.parse_metadata(old.read(names.QUERY_METADATA), names.QUERY_METADATA),
         before=None if not batch else _text(old, names.offsets(batch - 1)),
@@ -122,6 +122,16 @@ def _described(blueprint: Storage) -> dict[str, bytes]:
         if is_schema or path in named:
             found[path] = blueprint.read(path)
     return found
+
+
+def _side(storage: Storage, facts: RewriteFacts) -> Side:
+    variables: dict[tuple[int, str], str] = {}
+    if facts.stopped.origin is Origin.NATIVE:
+        paths = [entry.path for entry in storage.list(names.STATE) if part_of(entry.path) is Part.METADATA]
+        for number, path in catalog.newest_metadata(paths).items():
+            kinds = operators.state_variables(storage.read(path), path)
+            variables |= {(number, name): kind for name, kind in kinds.items()}
+    return Side(url=storage.url, facts=facts, watermarks=_watermarks(storage, facts), variables=variables)
 
 
 def _watermarks(storage: Storage, facts: RewriteFacts) -> Mapping[Place, Mapping[str, int]]:

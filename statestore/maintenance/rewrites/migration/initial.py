@@ -43,8 +43,45 @@ class Undecided:
     proposals: tuple[tuple[str, str], ...] = ()
 
 
+_BUFFERS = (
+    frozenset({"sum", "count"}),
+    frozenset({"sum", "isEmpty"}),
+    frozenset({"first", "valueSet"}),
+    frozenset({"last", "valueSet"}),
+    frozenset(_ZERO),
+)
+
+
+def mates(columns: pa.Schema, place: int) -> list[int]:
+    """Return the neighbors of a column that can be in the buffer of the same aggregate.
+
+    Spark averages only doubles and decimals: a `sum` of another type is no part of an average.
+    """
+
+    def is_one_buffer(first: int, second: int) -> bool:
+        one, other = columns.field(first), columns.field(second)
+        if _SKETCH.fullmatch(one.name) and _SKETCH.fullmatch(other.name):
+            return True
+        if (one.name, other.name) == ("sum", "count"):
+            return bool(pa.types.is_floating(one.type) or pa.types.is_decimal(one.type))
+        is_reversed = (one.name, other.name) == ("count", "sum")
+        return not is_reversed and one.name != other.name and any({one.name, other.name} <= of for of in _BUFFERS)
+
+    found = [place - 1] if place > 0 and is_one_buffer(place - 1, place) else []
+    return [*found, place + 1] if place + 1 < len(columns) and is_one_buffer(place, place + 1) else found
+
+
 def initial(columns: pa.Schema, place: int, added: Collection[int]) -> pa.Scalar | Undecided:
-    """Return the initial value of an added column of an aggregation's buffer. `added`: the places of all added columns."""
+    """Return the initial value of an added column of an aggregation's buffer. `added`: the places of all added columns.
+
+    An aggregate whose buffer would be half old and half new gives a wrong result without an error: that is never decided.
+    """
+    if kept := [columns.field(mate).name for mate in mates(columns, place) if mate not in added]:
+        return Undecided(
+            f"the column {columns.field(place).name} is new, and its neighbor {' or '.join(kept)} keeps its old values. "
+            "Both can be the buffer of one aggregate",
+            (("an aggregate of its own", {"count": "0", "sum": "null"}.get(columns.field(place).name, "VALUE")),),
+        )
     field = columns.field(place)
     name, kind = field.name, field.type
     follower = columns.field(place + 1).name if place + 1 in added else None

@@ -328,6 +328,15 @@ def _matched(
                 f"their values would be lost: {_DROPS}, or name their new columns with --map {new.operator}.NEW=OLD"
             )
         _compare_watermarks(facts, new, old, bare, where, refusals, notes)
+        kinds = [
+            side.variables.get((one.operator, family or "")) for side, one in ((facts.old, old), (facts.blueprint, new))
+        ]
+        if kinds[0] != kinds[1]:
+            refusals.append(
+                f"{where}: the state variable {family} is {kinds[0] or 'of an unknown kind'} in the old query and "
+                f"{kinds[1] or 'of an unknown kind'} in the changed one. Their rows differ: give it another name, "
+                f"so that it starts empty, and {_DROPS}"
+            )
         stores.append(taken)
     lost = [store if family is None else family for store, family in theirs if (store, family) not in ours]
     kept = {taken.place for taken in stores if taken.before is not None}
@@ -607,6 +616,13 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
     have_ids = [one.source_metadata is not None for one in (before, after)]
     if all(have_ids):
         found |= {source: source if source in free else None for source in asked}
+        unknown, gone = [one for one in asked if one not in free], [one for one in free if one not in asked]
+        if unknown and gone:
+            refusals.append(
+                f"the blueprint has the sources {', '.join(unknown)}, which the old query does not have, and the old query "
+                f"has {', '.join(gone)}, which the blueprint does not have. A source with another name would read its input "
+                f"again: name the old source of each with --map {SOURCE}{unknown[0]}=OLD, or {NONE} for one that is new"
+            )
     elif any(have_ids) and asked:
         refusals.append(
             "only one of both queries has an offset log of v2, which names the sources: name the old source of each new "
@@ -629,6 +645,9 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
                 f"query has {theirs[wanted][:80]}: they are not one source. Name the right one with --map "
                 f"{SOURCE}{source}=OLD, or {NONE}"
             )
+    for source, times in Counter(source for source in found.values() if source is not None).items():
+        if times > 1:
+            refusals.append(f"--map gives the position of source {source} to {times} sources: only one can take it")
     taken = {source for source in found.values() if source is not None}
     return SourceMap(
         sources={source: found[source] for source in ours},

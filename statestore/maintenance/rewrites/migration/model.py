@@ -69,11 +69,13 @@ class Side:
 
     facts       as a rewrite gathers them
     watermarks  by place, the columns of keys and values with a watermark, and its delay in milliseconds
+    variables   by operator and name, the kind of each state variable of transformWithState, such as ListState
     """
 
     url: str
     facts: RewriteFacts
     watermarks: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
+    variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     def operator(self, number: int) -> OperatorFacts | None:
         """Return an operator by its number."""

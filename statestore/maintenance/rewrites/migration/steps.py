@@ -24,7 +24,7 @@ from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import r
 from statekeeper.statestore.storage import Storage, at_once, read_or_none
 from statekeeper.statestore.store.engine.scratch import work_folder
 
-_WRITTEN = (names.COMMITS, names.QUERY_METADATA, names.OFFSETS, names.SOURCES, names.STATE)
+_WRITTEN = (names.QUERY_METADATA, names.COMMITS, names.OFFSETS, names.SOURCES, names.STATE)
 """What a migration writes into its destination, in the order in which its rollback deletes it."""
 
 
@@ -56,7 +56,7 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
         )
 
     def prepare(self, work: Rewriting, planned: MigrationPlan) -> None:
-        """Do nothing: no query starts on a destination without logs and `metadata`."""
+        """Do nothing: the destination has no query. `require_ours` notices one that starts nevertheless."""
 
     def make_snapshots(self, work: Rewriting, planned: MigrationPlan, machine: Machine) -> None:
         if self.is_committed(work.storage, work.begun):
@@ -77,6 +77,7 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
                 path=planned.goal.old,
                 hint=f"stop the query. To remove what was written, run: {begun.reversing}; then run this command again",
             )
+        require_ours(storage, begun)
         require_snapshots(storage, begun)
         before_logs = [one for one in planned.files if not one.path.startswith(f"{names.OFFSETS}/")]
         at_once(lambda one: _write(storage, planned, one, machine), before_logs)
@@ -101,10 +102,33 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
 
     def restore(self, work: Rewriting) -> None:
         storage = work.storage
+        require_ours(storage, work.begun)
         for first in _WRITTEN:
             work.still_held()
             paths = [entry.path for entry in storage.list(first)] if first != names.QUERY_METADATA else [first]
             storage.delete(paths)
+
+
+def require_ours(storage: Storage, begun: Begun) -> None:
+    """Require that no query has started on the unfinished destination. Raises `RefusedAsUnsafe`.
+
+    Failure sequence otherwise: a migration is interrupted; somebody starts a query on its destination, and Spark begins with
+    batch 0; the next run completes the migration between the files of this query, or its rollback deletes them.
+    """
+    ours = {names.commits(begun.batch), names.offsets(begun.batch), names.offsets(begun.batch - 1)}
+    found = [entry.path for folder in (names.COMMITS, names.OFFSETS) for entry in storage.list(folder)]
+    foreign = [path for path in found if path not in ours]
+    commit = read_or_none(storage, names.commits(begun.batch))
+    if commit is not None and commit != new_commit(begun):
+        foreign.append(names.commits(begun.batch))
+    if commit is None and storage.stat(names.QUERY_METADATA) is not None:
+        foreign.append(names.QUERY_METADATA)
+    if foreign:
+        raise RefusedAsUnsafe(
+            "was written by a query that started on the unfinished destination; nothing was changed",
+            path=f"{storage.url}/{foreign[0]}",
+            hint="stop this query, move its checkpoint away or delete the destination, and migrate to an empty location",
+        )
 
 
 def _is_unchanged(planned: MigrationPlan) -> bool:

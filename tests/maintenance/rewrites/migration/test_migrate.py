@@ -440,3 +440,93 @@ def test_a_field_is_added_to_the_state_of_an_operator_in_pandas(places: Make) ->
     assert any(found.values())
     back = ("migrate", str(made.new), str(made.old), str(made.folder / "back"))
     assert "the value columns groupState.n of the old state" in statekeeper(*back, exit_code=3)
+
+
+LAST = column("last", "long"), column("valueSet", "boolean", nullable=False)
+MOMENTS = tuple(column(name, "double") for name in ("n", "avg", "m2", "m3"))
+DECIMAL = column("sum", "decimal(20,0)")
+SKETCH = tuple(column(f"MS[{number}]", "long") for number in range(2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([MEAN[0]], MEAN),
+        ([COUNT], MEAN),
+        (SKETCH[:1], SKETCH),
+        (MOMENTS[:3], MOMENTS),
+        ([DECIMAL, column("isEmpty", "boolean")], [DECIMAL, COUNT]),
+        ([DECIMAL, COUNT], [DECIMAL, column("isEmpty", "boolean")]),
+        (LAST, [column("first", "long"), LAST[1]]),
+    ],
+)
+def test_an_aggregate_whose_buffer_would_be_half_old_and_half_new_is_refused(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], places: Make
+) -> None:
+    made = places()
+    change_schema(made.old, values=with_values(*old))
+    change_schema(made.blueprint, values=with_values(*new))
+    assert "Both can be the buffer of one aggregate" in made.refusals("--allow-dropped-state")
+
+
+def test_a_count_beside_a_sum_of_longs_is_an_aggregate_of_its_own(places: Make) -> None:
+    made = places()
+    change_schema(made.old, values=with_values(SUM))
+    change_schema(made.blueprint, values=with_values(SUM, COUNT))
+    assert made.plan()["refusals"] == []
+
+
+def test_a_named_source_that_has_another_name_is_refused_until_it_is_mapped(places: Make) -> None:
+    made = places()
+    for checkpoint, source in ((made.old, "0"), (made.blueprint, "orders")):
+        for path in (checkpoint / names.OFFSETS).iterdir():
+            if not path.name.startswith("."):
+                _, head, position, *_ = path.read_text().split("\n")
+                body = {**json.loads(head), "sourceMetadataInfo": {}}
+                replace(path, "\n".join(["v2", json.dumps(body), f"{source}:{position}"]).encode())
+    assert "A source with another name would read its input again" in made.refusals()
+    assert made.plan("--map", "source.orders=0")["sources"] == {"orders": "0"}
+
+
+def test_one_position_is_not_given_to_two_sources(places: Make) -> None:
+    made = places()
+    set_sources(made.blueprint, ['{"logOffset":0}', '{"logOffset":0}'])
+    refused = made.refusals("--map", "source.0=0", "--map", "source.1=0")
+    assert "--map gives the position of source 0 to 2 sources" in refused
+
+
+def test_a_state_variable_of_another_kind_is_refused(places: Make) -> None:
+    made = places("v2-transformWithState")
+    [path] = made.blueprint.glob("state/0/_metadata/v2/*")
+    kinds = rb"\"total\",\"stateVariableType\":\"%s\""
+    body = path.read_bytes()
+    assert kinds % b"ValueState" in body
+    replace(path, body.replace(kinds % b"ValueState", kinds % b"ListState"))
+    assert "the state variable total is ValueState in the old query and ListState in the changed one" in made.refusals()
+
+
+def test_a_query_that_starts_on_an_unfinished_destination_is_neither_completed_nor_deleted(places: Make) -> None:
+    made = places()
+    run = Run(
+        storage=open_storage(str(made.old)),
+        by=MAINTAINER,
+        scratch=made.folder,
+        stopped=True,
+        open_other=lambda url: Dying(open_storage(url)),
+    )
+    with pytest.raises(SimulatedCrash):
+        perform(prepare(Migrate(blueprint=str(made.blueprint), destination=str(made.new)), run))
+    statekeeper("lease", str(made.new), "--break")
+    for path in (names.QUERY_METADATA, names.offsets(0), names.commits(0)):
+        (made.new / path).parent.mkdir(exist_ok=True)
+        (made.new / path).write_bytes((made.blueprint / path).read_bytes())
+    before = contents(made.new)
+    again = ("migrate", *made.given, *APPLY, "--scratch", str(made.folder))
+    for command in (again, ("migrate", str(made.new), "--abort", "--confirm-stopped")):
+        assert "was written by a query that started on the unfinished destination" in statekeeper(
+            *command, exit_code=13
+        )
+    after = contents(made.new)
+    assert {path: after[path] for path in before if not path.startswith(("state/", "_statekeeper/"))} == {
+        path: body for path, body in before.items() if not path.startswith(("state/", "_statekeeper/"))
+    }
