@@ -34,6 +34,8 @@ VECTORS = "deletionVectors"
 _FEED = "changeDataFeed"
 _DOMAINS = "domainMetadata"
 _LOCAL_TIMES = "timestampNtz"
+FEATURES = frozenset({VECTORS, _FEED, _DOMAINS, _LOCAL_TIMES})
+"""The features of tables that this module reads and writes. A writer must not write a table with another one."""
 _BAD: tuple[type[Exception], ...] = (*BAD_VALUES, pa.ArrowException, OSError)
 TOMBSTONE_MS = 7 * 24 * 3600 * 1000
 """How long a checkpoint names a file that left the table, so that VACUUM of Delta leaves it: its default retention."""
@@ -132,6 +134,12 @@ class DeltaTable:
     domains: Mapping[str, str] = field(default_factory=dict)
     last_checkpoint: int = -1
     operations: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that the protocol of the table names."""
+        kinds = ("readerFeatures", "writerFeatures")
+        return frozenset(str(name) for kind in kinds for name in self.protocol.get(kind) or ())
 
     @property
     def live_rows(self) -> int:

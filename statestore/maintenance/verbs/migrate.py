@@ -122,6 +122,8 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
         """Hold the lease of the destination, and record plan and outcome in its history."""
         destination = run.open_other(self.destination)
         with (
+            # The commands of an error are for the destination: the old checkpoint has nothing to reverse.
+            self.run_of_journal(run).naming_root(),
             run.lease_of(destination, self.name) as held,
             recorded(destination, self.name, run.id, self.record(plan), run.clock) as done,
         ):

@@ -349,20 +349,21 @@ class _Run:
         elif missing := _raised(self.table.protocol, protocol["protocol"]):
             yield {"protocol": missing}
         partition_by = list(chosen.partition_by)
-        if held.get("schemaString") == schema and list(held.get("partitionColumns") or ()) == partition_by:
-            return
         configuration = dict(held.get("configuration") or {})
+        properties = {
+            "delta.enableChangeDataFeed": "true",
+            "delta.enableDeletionVectors": "true" if chosen.vectors else "false",
+        }
+        is_same = held.get("schemaString") == schema and list(held.get("partitionColumns") or ()) == partition_by
+        if is_same and properties.items() <= configuration.items():
+            return
         yield {
             "metaData": {
                 "id": str(held.get("id") or self.ids.fresh()),
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": schema,
                 "partitionColumns": partition_by,
-                "configuration": {
-                    **configuration,
-                    "delta.enableChangeDataFeed": "true",
-                    "delta.enableDeletionVectors": "true" if chosen.vectors else "false",
-                },
+                "configuration": {**configuration, **properties},
                 "createdTime": int(held.get("createdTime") or now_ms),
             }
         }
@@ -451,7 +452,7 @@ def compactable(table: DeltaTable) -> list[DataFile]:
         file = table.files[path]
         if file.live_rows < file.rows * (1 - _MOST_DELETED):
             chosen[path] = file
-        elif file.live_rows < files.FILE_ROWS / 2:
+        elif file.live_rows < files.FILE_ROWS / 2 and file.size_bytes < files.FILE_BYTES / 2:
             tier = max(_SMALL_FILES, file.live_rows).bit_length() // 3
             tiers.setdefault((tuple(sorted(file.values.items())), tier), []).append(file)
     for found in tiers.values():

@@ -15,7 +15,7 @@ from statekeeper.statestore.base.errors import (
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents import restart
-from statekeeper.statestore.format.delta_log import DeltaTable
+from statekeeper.statestore.format.delta_log import FEATURES, VECTORS, DeltaTable
 from statekeeper.statestore.format.families import KeyEncoder
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.types import spark_schema_json
@@ -98,6 +98,8 @@ def plan(facts: TableFacts, request: Request, *, reload: bool = False) -> TableP
             f"no batch is final yet: in structure V1, a running query may still replace its {facts.newest + 1} batches"
         )
         return replace(empty, reason=reason)
+    if reload and request.vectors is False and facts.table is not None and VECTORS in facts.table.features:
+        return replace(empty, refusals=(_stays_with_vectors(facts),))
     if recorded is not None and not reload and (refusal := _other_choice(facts, recorded, request)) is not None:
         return replace(empty, refusals=(refusal,))
     columns = _columns(facts, _completed(request, recorded, reload=reload))
@@ -208,6 +210,12 @@ def _misplaced(facts: TableFacts) -> StatekeeperError | None:
             path=destination.url,
             hint="choose an empty location",
         )
+    if facts.table is not None and (unknown := facts.table.features - FEATURES):
+        return RefusedAsUnsafe(
+            f"has the features {', '.join(sorted(unknown))}, which publish does not write; nothing was written",
+            path=destination.url,
+            hint="remove the features from the table, delete the table, or choose another location",
+        )
     # A rewind gives the query another id, and a failover to a mirror gives it another location.
     if facts.record is not None and facts.query != facts.record.query and facts.source.url != facts.record.root:
         return DestinationNotEmpty(
@@ -225,24 +233,31 @@ def _misplaced(facts: TableFacts) -> StatekeeperError | None:
     return None
 
 
+def _stays_with_vectors(facts: TableFacts) -> StatekeeperError:
+    return RefusedAsUnsafe(
+        "has the feature deletionVectors, which a reload does not remove: readers without it cannot read the table even if "
+        "its files are plain; nothing was written",
+        path=facts.destination.url,
+        hint="delete the table and publish it with --plain-files, or choose another location",
+    )
+
+
 def _completed(request: Request, recorded: TableRecord | None, *, reload: bool) -> Request:
     """The request with the choice of the table where it has none."""
     if recorded is None:
         return request
     chosen = recorded.chosen
     placed = replace(request, operator=chosen.operator, store=chosen.store, family=chosen.family)
-    if reload:
-        # A new choice of columns replaces the former one as a whole.
-        is_new = bool(request.columns or request.renamed or request.partition_by or request.where)
-        if is_new or request.vectors is not None:
-            return request if request.operator is not None else placed
+    # A new choice of columns replaces the former one as a whole.
+    if reload and (request.columns or request.renamed or request.partition_by or request.where):
+        return request if request.operator is not None else placed
     return replace(
         placed,
         columns=tuple(_of_state(chosen)),
         renamed=tuple((name, shown) for name, shown in chosen.columns.items() if name in _of_state(chosen)),
         partition_by=chosen.partition_by,
         where=chosen.where,
-        vectors=chosen.vectors,
+        vectors=chosen.vectors if request.vectors is None else request.vectors,
     )
 
 

@@ -620,8 +620,8 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
         if unknown and gone:
             refusals.append(
                 f"the blueprint has the sources {', '.join(unknown)}, which the old query does not have, and the old query "
-                f"has {', '.join(gone)}, which the blueprint does not have. A source with another name would read its input "
-                f"again: name the old source of each with --map {SOURCE}{unknown[0]}=OLD, or {NONE} for one that is new"
+                f"has {', '.join(gone)}, which the blueprint does not have. A source with another name would read "
+                f"its input again. Name the old source of each with --map {SOURCE}{unknown[0]}=OLD, or {NONE} if it is new"
             )
     elif any(have_ids) and asked:
         refusals.append(

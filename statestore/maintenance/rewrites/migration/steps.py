@@ -112,8 +112,8 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
 def require_ours(storage: Storage, begun: Begun) -> None:
     """Require that no query has started on the unfinished destination. Raises `RefusedAsUnsafe`.
 
-    Failure sequence otherwise: a migration is interrupted; somebody starts a query on its destination, and Spark begins with
-    batch 0; the next run completes the migration between the files of this query, or its rollback deletes them.
+    Failure sequence otherwise: a migration is interrupted; a query starts on its destination, and Spark begins with batch
+    0; the next run completes the migration between the files of this query, or its rollback deletes them.
     """
     ours = {names.commits(begun.batch), names.offsets(begun.batch), names.offsets(begun.batch - 1)}
     found = [entry.path for folder in (names.COMMITS, names.OFFSETS) for entry in storage.list(folder)]

@@ -20,8 +20,10 @@ from statekeeper.statestore.base.errors import (
     VersionNotLoadable,
 )
 from statekeeper.statestore.format import names
+from statekeeper.statestore.format.delta_log import DataFile, DeltaTable
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.copies.state_tables import Way
+from statekeeper.statestore.maintenance.copies.state_tables import Way, files
+from statekeeper.statestore.maintenance.copies.state_tables.execute import compactable
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.storage import open_storage
 from tests.support import clones
@@ -316,7 +318,6 @@ def test_a_wrong_choice_is_refused_before_anything_is_written(
         ({"rename": {"value": "count"}}, "other columns"),
         ({"partition_by": ("key",)}, r"other partition columns \(none\)"),
         ({"where": ("value > 1",)}, r"other conditions \(none\)"),
-        ({"plain_files": True}, "other deletion vectors"),
     ],
 )
 def test_other_options_than_those_of_the_table_are_refused_and_a_reload_takes_them(
@@ -331,6 +332,39 @@ def test_other_options_than_those_of_the_table_are_refused_and_a_reload_takes_th
     assert (made.way, made.rows) == (Way.RELOAD, len(rows_of(table)))
     root.grow(1)
     assert published(root.storage, table, tmp_path / "scratch").way is Way.CHANGES
+
+
+def test_a_table_with_deletion_vectors_does_not_become_a_plain_one(tmp_path: Path) -> None:
+    root, table = grown(tmp_path), open_storage(str(tmp_path / "table"))
+    published(root.storage, table, tmp_path / "scratch", operator=0)
+    with pytest.raises(RefusedAsUnsafe, match="which a reload does not remove"):
+        published(root.storage, table, tmp_path / "scratch", reload=True, plain_files=True)
+
+
+def test_a_table_with_a_feature_that_publish_does_not_write_is_refused(tmp_path: Path) -> None:
+    root, table = grown(tmp_path), open_storage(str(tmp_path / "table"))
+    published(root.storage, table, tmp_path / "scratch", operator=0)
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", "rowTracking"]}
+    body = json.dumps({"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+    newest = max(entry.path for entry in table.list("_delta_log") if entry.path.endswith(".json"))
+    version = int(newest.rpartition("/")[2].partition(".")[0]) + 1
+    table.create(f"_delta_log/{version:020}.json", body.encode())
+    root.grow(1)
+    with pytest.raises(RefusedAsUnsafe, match="has the features rowTracking"):
+        published(root.storage, table, tmp_path / "scratch")
+
+
+def test_files_that_are_full_by_their_bytes_are_not_compacted_again() -> None:
+    full = [a_file(str(number), size_bytes=files.FILE_BYTES, rows=files.FILE_ROWS // 16) for number in range(20)]
+    small = [
+        a_file(f"small {number}", size_bytes=files.FILE_BYTES // 100, rows=files.FILE_ROWS // 16) for number in range(8)
+    ]
+    table = DeltaTable(files={file.path: file for file in (*full, *small)})
+    assert compactable(table) == small
+
+
+def a_file(name: str, *, size_bytes: int, rows: int) -> DataFile:
+    return DataFile(path=name, size_bytes=size_bytes, rows=rows, modified_ms=1)
 
 
 def test_a_location_that_is_not_a_table_of_the_query_is_refused(tmp_path: Path) -> None:
