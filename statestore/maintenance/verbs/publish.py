@@ -102,7 +102,7 @@ class Publish(Copy[PlannedTable, Progress, Published]):
     )
     plain_files: bool = option(
         "Write no deletion vectors, for readers that do not support them, such as pandas with deltalake. Each run then "
-        "rewrites all data files that have a changed row. Only for a new table, or with --reload.",
+        "rewrites all data files that have a changed row. Only for a new table.",
         default=False,
     )
     reload: bool = option(

@@ -158,7 +158,7 @@ def places_of(sorted_keys: Hashes, keys: Hashes) -> npt.NDArray[np.int64]:
     if not len(sorted_keys) or not len(keys):
         return found
     high, low = np.ascontiguousarray(sorted_keys[:, 0]), sorted_keys[:, 1]
-    # Most keys of a table are not among the changed ones: a table of 16 bits of the hash excludes them at once.
+    # Most keys of a table are not among the changed ones: a table of 20 bits of the hash excludes them at once.
     there = np.zeros(1 << 20, bool)
     there[(high & np.uint64((1 << 20) - 1)).astype(np.int64)] = True
     maybe = np.flatnonzero(there[(keys[:, 0] & np.uint64((1 << 20) - 1)).astype(np.int64)])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -307,8 +307,3 @@ def partition_text(value: object) -> str | None:
     if value is None or value == "":
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def without_own(names: Mapping[str, str]) -> list[str]:
-    """Return the names in the table of the columns of the state."""
-    return [shown for name, shown in names.items() if name not in (BATCH, COMMITTED_AT)]

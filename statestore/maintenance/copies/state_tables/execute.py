@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import delta_log
 from statekeeper.statestore.format.delta_log import DataFile, DeltaTable
 from statekeeper.statestore.format.names import StorePath
@@ -315,7 +316,11 @@ class _Run:
                 *(file.remove(now_ms, changes_data=False) for file in chosen),
                 *(file.add(changes_data=False) for file in merged),
             ]
-            self._commit(_COMPACTION, actions, now_ms)
+            try:
+                self._commit(_COMPACTION, actions, now_ms)
+            except RefusedAsUnsafe:
+                # The batch is published already. Another program was first, so the next run compares and compacts.
+                return made
         files.write_checkpoint(self.storage, self.table, self._now_ms())
         return replace(made, version=self.table.version, files=len(self.table.files), compacted=len(chosen))
 

@@ -80,7 +80,7 @@ def commit(storage: Storage, table: DeltaTable, actions: Sequence[Mapping[str, A
         storage.create(path, delta_log.encode_commit(actions))
     except AlreadyExists as error:
         raise RefusedAsUnsafe(
-            f"another program has committed version {table.version + 1} of the table meanwhile; this run changed nothing",
+            f"another program has committed version {table.version + 1} of the table; this commit was not written",
             path=f"{storage.url}/{path}",
             hint="a table of state has one writer: stop the other program, and run this command again",
         ) from error
