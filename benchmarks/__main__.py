@@ -77,8 +77,8 @@ SECTIONS: Mapping[str, Section] = {
         "A batch with many changes ends earlier, because its upload starts before its last row.",
     ),
     "timed_rows": Section(
-        "How fast are windows, timers and a TTL?",
-        "Windows and timers in Python at the speed of the JVM's, and far above that of Spark's Python API.",
+        "How fast are the ready-made operators, timers and a TTL?",
+        "Operators in Python near the speed of the JVM's, and timers far above that of Spark's Python API.",
     ),
     "expiry_cost": Section(
         "What do timers and expiring state cost?",

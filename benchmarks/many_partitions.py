@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, cpu_of_processes, flat, ratio, verdict
+from benchmarks.native_query import statekeeper
 from benchmarks.turns import Contender, Course, Start, compared, input_files, started
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.pipelines.task.batch_log import LogLayout
@@ -93,6 +94,8 @@ def _small_batches(session: SparkSession, rounds: int) -> Table:
                 measured[count].milliseconds.append(samples)
                 measured[count].driver.append(driver / _SMALL_BATCHES)
                 measured[count].every.append(every / _SMALL_BATCHES)
+                # As a maintained query: without snapshots, each changelog names all batches before it.
+                statekeeper(["snapshot", str(Path(name) / str(count) / "state"), "--all"])
     few, many, most = measured.values()
     p99 = few.percentile(99)
     return Table(
@@ -118,7 +121,8 @@ def _small_batches(session: SparkSession, rounds: int) -> Table:
         ],
         notes=[
             "One session, local[2], batch logs, local disk, the output is discarded. A task for each slot.",
-            f"{rounds} alternating rounds of {_SMALL_BATCHES} batches, after {_UNMEASURED} unmeasured ones.",
+            f"{rounds} alternating rounds of {_SMALL_BATCHES} batches, after {_UNMEASURED} unmeasured ones. "
+            "`statekeeper snapshot --all` after each round.",
             "A batch commits each store, also one without rows.",
             "Driver: the Python process, which plans a batch and collects its reports.",
         ],

@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import statistics
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from time import monotonic
 
 import numpy as np
 import psutil
+
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,31 @@ class OtherWork:
     """The CPU time that other processes of the machine take from now on: a ratio beside much of it is too good for us."""
 
     def __init__(self) -> None:
-        self._busy, self._ours = _busy_seconds(), cpu_of_processes()[1]
-        self._started = monotonic()
+        self._busy, self._started = _busy_seconds(), monotonic()
+        self._ours = self._seen = 0.0
+        self._ended = threading.Event()
+        self._add()
+        self._ours = 0.0
+        self._watch = threading.Thread(target=self._follow, daemon=True)
+        self._watch.start()
 
     def share(self) -> float:
-        """Return the share of the machine's CPU time since the start."""
-        others = _busy_seconds() - self._busy - (cpu_of_processes()[1] - self._ours)
+        """Return the share of the machine's CPU time since the start, and end the measurement."""
+        self._ended.set()
+        self._watch.join()
+        self._add()
+        others = _busy_seconds() - self._busy - self._ours
         return max(0.0, others) / ((monotonic() - self._started) * (os.cpu_count() or 1))
+
+    def _follow(self) -> None:
+        # The time of a process whose parent is killed, such as Spark's workers, is in no other process after its end.
+        while not self._ended.wait(_LOOK_SECONDS):
+            self._add()
+
+    def _add(self) -> None:
+        seen = cpu_of_processes()[1]
+        self._ours += max(0.0, seen - self._seen)
+        self._seen = seen
 
 
 def _busy_seconds() -> float:

@@ -1,4 +1,4 @@
-"""Rows per second with windows, and with a TTL and a timer for each key: the operator and Spark's own operators."""
+"""Rows per second of the ready-made operators, and with a TTL and a timer for each key, beside Spark's own operators."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from benchmarks import spark_peers
 from benchmarks.measure import Spread, Table, flat, ratio, verdict
 from benchmarks.operator_rows import COMMON, FLOOR, PARTITIONS, of_spark
-from benchmarks.turns import Contender, Course, Start, compared
+from benchmarks.turns import Contender, Course, Start, batch_of_file, compared
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
-from statekeeper.pipelines.operators import windows, with_windows
+from statekeeper.pipelines.operators import running_aggregates, sessions, windows, with_sessions, with_windows
 from statekeeper.pipelines.startup.session import spark_session
 
 OURS = "Statekeeper"
@@ -33,6 +33,14 @@ _OF_WINDOWS = (
     "Count and sum. The event time of a row is the time of its batch. The same job without state: see "
     "[operator_rows](#operator_rows); here its rows have the columns of the window."
 )
+_OF_SESSIONS = (
+    "Count and sum. A session is three batches with 5 seconds of event time between them, and the gap is 10 seconds. So "
+    "the first measured batch of a round closes the sessions of all keys, and both continue a session. The same job "
+    "without state: as for windows."
+)
+_OF_AGGREGATES = (
+    "Count and sum with `running_aggregates`. The same job without state: see [operator_rows](#operator_rows)."
+)
 _OF_TIMERS = (
     "Count and sum. Each row renews the TTL of its key, and moves its timer to one hour later. None is due. The peer lists "
     "and deletes the former timer of the key and registers the new one, because Spark's timers do not replace each other."
@@ -40,6 +48,9 @@ _OF_TIMERS = (
 _HOUR = dt.timedelta(hours=1)
 _HOUR_MS = 3_600_000
 _WINDOWS = windows(_ROWS, ["key"], "at", _AGGREGATES, allowed_lateness="0s")
+_SESSIONS = sessions(_ROWS, ["key"], "at", _AGGREGATES, allowed_lateness="0s")
+_BATCHES_OF_SESSION = 3
+_TOTALS = running_aggregates(_ROWS.remove(2), ["key"], _AGGREGATES)
 
 
 def run(options: argparse.Namespace) -> list[Table]:
@@ -50,17 +61,30 @@ def run(options: argparse.Namespace) -> list[Table]:
         FLOOR: _windows_without_state,
         "native windows (JVM)": of_spark(_spark_windows, "append"),
     }
+    in_sessions: Mapping[str, Start] = {
+        OURS: _our_sessions,
+        FLOOR: _sessions_without_state,
+        "native sessions (JVM)": of_spark(_spark_sessions, "append"),
+    }
+    totals: Mapping[str, Start] = {
+        OURS: _our_totals,
+        FLOOR: _totals_without_state,
+        "native aggregation (JVM)": of_spark(spark_peers.native_aggregation),
+    }
     with_times: Mapping[str, Start] = {
         OURS: _our_timers,
         "transformWithStateInPandas": of_spark(_spark_timers, "update"),
     }
     tables = []
     try:
-        for keys in (10_000, 100_000):
-            course = Course(keys=keys, rounds=options.rounds)
-            tables.append(
-                _table("Windows of 10 seconds", _OF_WINDOWS, compared(session, in_windows, course), course, 1.5)
-            )
+        for what, note, starts in (
+            ("Windows of 10 seconds", _OF_WINDOWS, in_windows),
+            ("Sessions with a gap of 10 seconds", _OF_SESSIONS, in_sessions),
+            ("Running aggregates", _OF_AGGREGATES, totals),
+        ):
+            for keys, target in ((10_000, 1.0), (100_000, 1.5)):
+                course = Course(keys=keys, rounds=options.rounds)
+                tables.append(_table(what, note, compared(session, starts, course), course, target))
         sizes = (10_000, 100_000) if options.large else (10_000,)
         for keys in sizes:
             course = Course(keys=keys, rounds=options.rounds if keys == sizes[0] else 2, measured=1, warm_up=2)
@@ -114,6 +138,44 @@ def _spark_windows(rows: DataFrame) -> DataFrame:
     return timed.groupBy("key", F.window("at", "10 seconds")).agg(
         F.count("*").alias("count"), F.sum("value").alias("sum")
     )
+
+
+def _our_sessions(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_ours(_in_sessions(rows), folder, PARTITIONS, operator=_SESSIONS)
+
+
+def _sessions_without_state(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_floor(_in_sessions(rows), folder, PARTITIONS)
+
+
+def _in_sessions(rows: DataFrame) -> DataFrame:
+    return with_sessions(_with_session_time(rows), "at", "10 seconds")
+
+
+def _spark_sessions(rows: DataFrame) -> DataFrame:
+    timed = _with_session_time(rows).withWatermark("at", "0 seconds")
+    return timed.groupBy("key", F.session_window("at", "10 seconds")).agg(
+        F.count("*").alias("count"), F.sum("value").alias("sum")
+    )
+
+
+def _with_session_time(rows: DataFrame) -> DataFrame:
+    batch = batch_of_file()
+    # A round has as many batches as a session.
+    seconds = F.floor(batch / _BATCHES_OF_SESSION) * 60 + batch % _BATCHES_OF_SESSION * 5
+    return rows.withColumn("at", F.timestamp_seconds(seconds + 1_000_000_000))
+
+
+def _our_totals(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_ours(rows, folder, PARTITIONS, operator=_TOTALS)
+
+
+def _totals_without_state(session: SparkSession, rows: DataFrame, folder: Path) -> StreamingQuery:
+    del session
+    return spark_peers.start_floor(rows, folder, PARTITIONS)
 
 
 def _with_time(rows: DataFrame) -> DataFrame:

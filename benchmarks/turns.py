@@ -16,7 +16,8 @@ from time import monotonic, sleep
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import spark_peers
@@ -66,9 +67,12 @@ class Contender:
         """Wait for a batch, and return its duration in milliseconds."""
         until = monotonic() + _TIMEOUT_SECONDS
         while monotonic() < until:
-            for progress in reversed(self.query.recentProgress):
-                if progress["batchId"] == batch and "addBatch" in progress["durationMs"]:
-                    return float(progress["durationMs"]["triggerExecution"])
+            newest = self.query.lastProgress
+            if newest is not None and newest["batchId"] >= batch:
+                # Spark keeps a hundred of them, and to read them all takes longer than a look in the driver should.
+                for progress in (newest, *reversed(self.query.recentProgress)):
+                    if progress["batchId"] == batch and "addBatch" in progress["durationMs"]:
+                        return float(progress["durationMs"]["triggerExecution"])
             if not self.query.isActive:
                 raise RuntimeError(f"{self.name} stopped") from self.query.exception()
             sleep(_POLL_SECONDS)
@@ -120,6 +124,11 @@ def started(session: SparkSession, name: str, start: Start, folder: Path) -> Ite
         yield Contender(name=name, query=query, inbox=inbox)
     finally:
         query.stop()
+
+
+def batch_of_file() -> Column:
+    """Return the number of the batch whose file has the row, for streams of `started`: see `Contender.feed`."""
+    return F.substring("_metadata.file_name", 1, 5).cast("int")
 
 
 def input_files(folder: Path, keys: int) -> Iterator[Path]:
