@@ -172,13 +172,13 @@ def retention_floor_is_kept(planned: RetentionPlan, after: Audit, query: OpenedQ
     description = (
         "There is no retention floor yet."
         if floor is None
-        else f"Versions {floor:,} to {head:,} of {len(after.stores):,} stores can be loaded."
+        else f"Batches {floor - 1:,} to {head - 1:,} of {len(after.stores):,} stores can be loaded."
     )
     if short or lost:
-        description = f"{len(lost):,} versions at or above the retention floor cannot be loaded" + (
-            f"; store {short[0].store} loads only from version {short[0].intact_from}" if short else ""
+        description = f"{len(lost):,} versions of stores at or after the retention floor cannot be loaded" + (
+            f"; store {short[0].store} loads only from batch {short[0].intact_from - 1}" if short else ""
         )
-        description += f"; {after.breaks[0].file} {after.breaks[0].problem}" if after.breaks else ""
+        description += f"; {after.breaks[0].place} {after.breaks[0].problem}" if after.breaks else ""
         description = with_next(description, query.command("audit"))
     return dg.AssetCheckResult(
         check_name=RETENTION_FLOOR_IS_KEPT.name,

@@ -270,7 +270,7 @@ def _request(asks: Mapping[str, Ask], watched: _Watched) -> dg.RunRequest:
     attempts of the same queries."""
     keys = [ask.run_key(name) for name, ask in asks.items()]
     first, ask = next(iter(asks.items()))
-    reason, key = f"{first}: version {ask.asked.version:,}: {ask.reason}", keys[0]
+    reason, key = f"{first}: batch {ask.asked.version - 1:,}: {ask.reason}", keys[0]
     if len(asks) > 1:
         reason = f"{counted(len(asks), 'query')}; first {reason}"
         key = f"{key}+{len(asks) - 1}:{sha256(json_records.encoded(sorted(keys))).hexdigest()[:16]}"

@@ -83,8 +83,8 @@ class EmergencySnapshots:
             if isinstance(outcome, StatekeeperError):
                 failures.append(f"{action.store}: {outcome}")
                 return
-            version, seconds = action.version.version, outcome.seconds
-            self._warn(f"{action.store}: emergency snapshot of version {version} in {seconds:.1f} s")
+            batch, seconds = action.version.in_words, outcome.seconds
+            self._warn(f"{action.store}: emergency snapshot of {batch} in {seconds:.1f} s")
 
         try:
             scratch = user_folder(self._scratch)

@@ -45,6 +45,7 @@
     │   ├── PartitionMissing               1  partition_missing
     │   └── ForeignBlock                   1  foreign_block
     ├── BadConfiguration                   2  bad_configuration       correct statekeeper.toml
+    ├── WrongOption                        2  wrong_option            choose a value from the message
     ├── UnsupportedType                    2  unsupported_type        use another type
     ├── SchemaMismatch                    13  schema_mismatch         keep the schema, or start a new root
     ├── WrongInitial                      13  wrong_initial           correct `initial`, or start a new root
@@ -397,6 +398,14 @@ class BadConfiguration(StatekeeperError):
     """`statekeeper.toml` or another file of settings cannot be read, or has an unknown or invalid setting."""
 
     code = "bad_configuration"
+    exit_code = 2
+
+
+class WrongOption(StatekeeperError):
+    """An option does not fit the checkpoint, for example the location of a table that the query does not read. Nothing was
+    changed."""
+
+    code = "wrong_option"
     exit_code = 2
 
 

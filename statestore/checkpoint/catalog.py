@@ -200,7 +200,7 @@ def _not_committed(batch: int, batches: Collection[int]) -> VersionNotLoadable:
     if batches and len(batches) <= max(batches) - min(batches):
         there = f"{len(batches)} of the {there}"
     return VersionNotLoadable(
-        f"version {batch + 1} (batch {batch}) is not committed and cannot be loaded",
+        f"batch {batch} is not committed and cannot be loaded",
         path=names.commits(batch),
         hint=f"the commit log has {there}; choose one of them",
     )

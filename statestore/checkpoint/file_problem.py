@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from statekeeper.statestore.base.errors import ObjectMissing, RecordTooLarge, StatekeeperError, UnknownFormatVersion
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.operators import UnknownColumnType
 
 
@@ -46,4 +47,10 @@ class FileProblem:
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.text}"
+        return f"{names.with_batch(self.path)}: {self.text}"
+
+    @property
+    def of_batch(self) -> str:
+        """The text with the batch of the file, for a message that names another batch, too."""
+        batch = names.batch_of(self.path)
+        return self.text if batch is None else f"{self.text} (the file is of batch {batch})"

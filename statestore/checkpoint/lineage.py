@@ -51,7 +51,7 @@ class LoadPlan:
     @property
     def since(self) -> str:
         """The base in words."""
-        return "the beginning" if self.base_kind is BaseKind.NOTHING else f"version {self.base.version}"
+        return "the beginning" if self.base_kind is BaseKind.NOTHING else self.base.in_words
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def check_ceiling(
     if (tail := tail_changelogs(base, lineage, snapshots)) > MOST_REPLAYED:
         raise LineageCeiling(
             f"{tail:,} changelogs since the newest snapshot are more than the {MOST_REPLAYED:,} that a load replays; no "
-            f"batch after batch {base.version - 1} (version {base.version}) can be committed",
+            f"batch after batch {base.version - 1} can be committed",
             path=store.folder,
             hint=_HINT,
         )
@@ -199,7 +199,7 @@ def check_ceiling(
     if needed > most_bytes:
         raise LineageCeiling(
             f"the lineage of {len(lineage)} versions since the newest snapshot takes {needed:,} bytes, and the limit is "
-            f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} (version {base.version}) can be committed",
+            f"{UTF_LIMIT_BYTES:,}; no batch after batch {base.version - 1} can be committed",
             path=store.folder,
             hint=_HINT,
         )

@@ -49,7 +49,7 @@ class Partitions:
         if found is None:
             raise CorruptFile(
                 f"names {named} partitions of operator {operator.operator}, but the metadata of the operator "
-                f"describes {described}; the versions of batch {batch} are unknown",
+                f"describes {described}; the state of batch {batch} is unknown",
                 path=names.commits(batch),
                 hint=f"restore the file or {names.STATE}/{operator.operator}/_metadata from a backup",
             )

@@ -26,11 +26,12 @@ from statekeeper.statestore.cli.common import (
     scratch_option,
 )
 from statekeeper.statestore.cli.roots import several_roots
-from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, Severity, StoreAudit
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
 from statekeeper.statestore.maintenance.verbs.audit import Looked, look
+from statekeeper.statestore.maintenance.verbs.report import when
 
 _NAMED_STORES = 3
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
@@ -150,7 +151,7 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print(Text.assemble((severity.name, _COLOURS[severity]), ": ", kind.value), soft_wrap=True)
         for finding, others in group:
             # As plain text: names and errors come from files and may look like markup.
-            console.print(Text(f"  {finding.file}: {finding.problem}"), soft_wrap=True)
+            console.print(Text(f"  {finding.place}: {finding.problem}"), soft_wrap=True)
             console.print(Text(f"    {finding.meaning}"), soft_wrap=True)
             if others:
                 console.print(Text(f"    the same is true for {_named_stores(others)}"), soft_wrap=True)
@@ -198,7 +199,7 @@ def _summary(looked: Looked) -> str:
         records, keys = sum(one.records for one in decoded), sum(one.keys for one in decoded)
         read += f", {records:,} records and {keys:,} keys of snapshots decoded"
     if result.stateless is not None:
-        return f"{tables.when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
+        return f"{when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
     if looked.facts.root.provider is Provider.HDFS_BACKED:
         garbage = f"Spark's maintenance deletes old files ({Provider.HDFS_BACKED.value})"
     elif result.breaks:
@@ -206,8 +207,8 @@ def _summary(looked: Looked) -> str:
     else:
         garbage = f"the next gc deletes at most {totals['garbage_files']:,} files ({totals['garbage_bytes']:,} bytes)"
         if looked.forecast is not None and looked.forecast.floor is not None:
-            garbage += f"; it retains version {looked.forecast.floor:,} and later"
+            garbage += f"; it retains {VersionId(looked.forecast.floor).in_words} and later"
     return (
-        f"{tables.when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
+        f"{when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
         f"{result.restart.explained}; {read}; {garbage}"
     )

@@ -28,6 +28,7 @@ from statekeeper.statestore.contents.differences import Change, Difference, Diff
 from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.report import when
 
 _COLUMNS = ("change", "key", "before", "after")
 
@@ -35,15 +36,26 @@ _COLUMNS = ("change", "key", "before", "after")
 @click.command()
 @rows_of_several_roots
 @click.option(
+    "--from-batch",
+    type=click.IntRange(-1),
+    metavar="BATCH",
+    help="Compare the state after this batch; -1 for the empty state before the first batch. Default: the batch before "
+    "--to-batch.",
+)
+@click.option(
+    "--to-batch",
+    type=click.IntRange(-1),
+    metavar="BATCH",
+    help="Compare with the state after this batch. Default: the newest batch.",
+)
+@click.option(
     "--from",
     "from_version",
     type=click.IntRange(0),
     metavar="VERSION",
-    help="Older version. Default: the version directly before --to.",
+    help="As --from-batch, with the number in the names of the files, which is the batch plus 1.",
 )
-@click.option(
-    "--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="Newer version. Default: the newest version."
-)
+@click.option("--to", "to_version", type=click.IntRange(0), metavar="VERSION", help="As --to-batch, with that number.")
 @store_option
 @family_option
 @limit_option
@@ -51,6 +63,8 @@ _COLUMNS = ("change", "key", "before", "after")
 @rows_option
 def diff(
     root: Opened,
+    from_batch: int | None,
+    to_batch: int | None,
     from_version: int | None,
     to_version: int | None,
     wanted: tuple[str, ...],
@@ -59,27 +73,28 @@ def diff(
     scratch: Path,
     rows: RowOutput,
 ) -> None:
-    """Show the differences of the state between two versions: added, removed and changed keys.
+    """Show the differences of the state between two batches: added, removed and changed keys.
 
-    diff only reads. It restores both versions of each store into the scratch folder (--scratch) and compares all keys.
+    diff only reads. It restores both states of each store into the scratch folder (--scratch) and compares all keys.
 
     A list in the state of transformWithState is compared as a whole. If one element differs, diff shows the key as changed,
     with both lists.
     """
-    after = contents_at(root.storage, None if to_version is None else to_version - 1)
+    older = _batch(from_batch, from_version, "--from-batch", "--from")
+    after = contents_at(root.storage, _batch(to_batch, to_version, "--to-batch", "--to"))
     if after is None:
         _sink(rows, None, None).end(_summary({}))
         return
-    if from_version is None and after.batch < 0:
-        raise click.UsageError("version 0 is empty and has no version before it: use --to 1 or later")
-    before = contents_at(root.storage, after.batch - 1 if from_version is None else from_version - 1)
+    if older is None and after.batch < 0:
+        raise click.UsageError("no state is before the empty one: use --to-batch 0 or later")
+    before = contents_at(root.storage, after.batch - 1 if older is None else older)
     assert before is not None
     stores = chosen(after, wanted, family)
     layouts = chosen(before, wanted, None) if before.batch >= 0 else stores
     if layouts.keys() != stores.keys():
         raise click.UsageError(
-            "the two versions have different stores, because the checkpoint was repartitioned between them: compare two "
-            "versions before or two versions after the repartitioning"
+            "the two batches have different stores, because the checkpoint was repartitioned between them: compare two "
+            "batches before or two batches after the repartitioning"
         )
     if limit is None and rows.form == "table":
         limit = tables.ROWS
@@ -94,6 +109,12 @@ def diff(
             shown += sum(found.values()) if left is None else min(left, sum(found.values()))
             advance()
     sink.end(_summary(totals) | {"shown": shown})
+
+
+def _batch(batch: int | None, version: int | None, name: str, of_version: str) -> int | None:
+    if batch is not None and version is not None:
+        raise click.UsageError(f"give either {name} or {of_version}")
+    return batch if version is None else version - 1
 
 
 def _compare(
@@ -149,14 +170,16 @@ def _end(contents: Contents | None) -> dict[str, int] | None:
     return None if contents is None else {"batch": contents.batch, "version": contents.batch + 1}
 
 
+def _place(contents: Contents) -> str:
+    return "the empty state" if contents.batch < 0 else when(contents.batch)
+
+
 def _last_line(before: Contents | None, after: Contents | None, summary: Mapping[str, Any]) -> str:
     if before is None or after is None:
-        return tables.when(None)
+        return when(None)
     totals = summary["totals"]
     counted = ", ".join(f"{totals[change.value]:,} {change.value}" for change in Change)
-    line = (
-        f"from version {before.batch + 1} (batch {before.batch}) to {after.batch + 1} (batch {after.batch}): {counted}"
-    )
+    line = f"from {_place(before)} to {_place(after)}: {counted}"
     if summary["shown"] == sum(totals.values()):
         return line
     return f"{line}; the first {summary['shown']:,} are shown; --limit shows more; --output jsonl prints all"

@@ -31,6 +31,7 @@ from statekeeper.statestore.cli.rows import (
 from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.plain_values import grouped, plain_rows
+from statekeeper.statestore.maintenance.verbs.report import when
 
 
 @click.command()
@@ -38,12 +39,15 @@ from statekeeper.statestore.format.plain_values import grouped, plain_rows
 @store_option
 @family_option
 @click.option(
-    "--version", type=click.IntRange(0), help="Show the state at this version. Cannot be combined with --batch."
+    "--version",
+    type=click.IntRange(0),
+    help="Show the state of the batch whose files have this number: batch N writes 0/3/[N+1].changelog. Version 0 is the "
+    "empty state. Give either --batch or --version.",
 )
 @click.option(
     "--batch",
     type=click.IntRange(0),
-    help="Show the state after this batch: version BATCH + 1. Default: the newest batch.",
+    help="Show the state after this batch. Default: the newest batch.",
 )
 @click.option(
     "--key",
@@ -67,7 +71,7 @@ def dump(
     scratch: Path,
     rows: RowOutput,
 ) -> None:
-    """Show the rows of the state at any retained version, without Spark.
+    """Show the rows of the state after any retained batch, without Spark.
 
     dump only reads. It restores the stores into the scratch folder (--scratch), one after another. The scratch folder
     needs space for the largest store.
@@ -185,6 +189,6 @@ def _sink(output: RowOutput, contents: Contents | None) -> Sink:
 
 def _last_line(batch: int | None, summary: Mapping[str, Any]) -> str:
     if summary["all"]:
-        return f"{tables.when(batch)}: {summary['shown']:,} rows"
+        return f"{when(batch)}: {summary['shown']:,} rows"
     more = "--limit shows more; --store, --family and --key filter; --output jsonl prints all"
-    return f"{tables.when(batch)}: the first {summary['shown']:,} rows; {more}"
+    return f"{when(batch)}: the first {summary['shown']:,} rows; {more}"

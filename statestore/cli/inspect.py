@@ -11,10 +11,11 @@ from rich.console import Console
 
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.enum_codes import code
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, output_option, pasteable
+from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, error_object, output_option, pasteable, say
 from statekeeper.statestore.cli.lineage import lineage_lines, lineage_object
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.format import names
@@ -25,6 +26,7 @@ from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotFacts, StoreSnapshotFacts
 from statekeeper.statestore.maintenance.verbs.advice import Advice, advice
 from statekeeper.statestore.maintenance.verbs.description import Description, Owner, StoreColumns, describe
+from statekeeper.statestore.maintenance.verbs.report import when
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
 
@@ -40,17 +42,28 @@ from statekeeper.statestore.storage.query_metrics import QueryMetrics
 def inspect(root: Opened, lineage: str | None, output: Output) -> int:
     """Show each store of a checkpoint. inspect only reads.
 
-    The head is the newest committed version of a store. For each store, inspect shows the snapshot from which a restart
-    begins (base) and the changelogs that a restart replays (tail). It also shows the predicted time to replay the tail
-    (restore s), and the number and size of the files.
+    For each store, inspect shows the batch of the snapshot from which a restart begins (base) and the changelogs
+    that a restart replays (tail). It also shows the predicted time to replay the tail (restore s), and the number and
+    size of the files.
+
+    If the commit or the offsets of the newest batch are damaged, inspect names the file, and shows the newest batch that
+    it can read.
     """
     if lineage is not None:
         _show_lineage(root, lineage, output)
         return 0
-    gathered = snapshots.gather(root.storage, at_head=True, supported=tuple(Provider))
+    gathered, damage = snapshots.gather_readable(root.storage, supported=tuple(Provider))
     found = advice(root.storage, gathered, root.policies.mode_for(gathered.origin), clock=SystemClock())
     about = describe(root.storage, gathered)
-    output.show(_facts_object(gathered, about, found), lambda console: _print_facts(console, gathered, about, found))
+    result = _facts_object(gathered, about, found)
+    if damage is not None:
+        output.show(
+            {"error": error_object(damage), **result},
+            lambda console: _print_facts(console, gathered, about, found, damage),
+        )
+        say(damage)
+        return damage.exit_code
+    output.show(result, lambda console: _print_facts(console, gathered, about, found))
     plan = snapshots.plan(gathered, root.policies.snapshot)
     return FINDINGS if any(action.reason.is_finding for action in plan.leave) else 0
 
@@ -181,20 +194,35 @@ def _fact_object(gathered: SnapshotFacts, about: Description, fact: StoreSnapsho
     }
 
 
-def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, found: Sequence[Advice]) -> None:
-    """Print the stores, longest tail first, then the problems of each store and the advised settings."""
+def _print_facts(
+    console: Console,
+    gathered: SnapshotFacts,
+    about: Description,
+    found: Sequence[Advice],
+    damage: StatekeeperError | None = None,
+) -> None:
+    """Print the stores, longest tail first, then the problems of each store and the advised settings.
+
+    `damage`: why a newer batch cannot be read."""
+    if damage is not None:
+        line = (
+            f"{damage.path} is damaged: the query cannot restart from it. The table shows the newest batch before it:"
+        )
+        console.print(tables.plain(line), soft_wrap=True)
     if gathered.stateless is not None:
-        console.print(tables.plain(f"{tables.when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)
+        console.print(tables.plain(f"{when(gathered.batch)}: {gathered.stateless.value}"), soft_wrap=True)
         return
     facts = gathered.stores
     lost = sum(fact.load is None for fact in facts)
     debt = f"{sum(gathered.restore_seconds(fact) for fact in facts):,.1f} s"
     restore = f"no restart: {counted(lost, 'store')} cannot be restored" if lost else f"restore time {debt}"
+    if damage is not None and not lost:
+        restore = f"restore time after a rewind to it {debt}"
     by = f", Spark {' or '.join(spark.value for spark in gathered.written_by)}" if gathered.written_by else ""
     structure = f", structure {about.structure.value.upper()}" if about.structure else ""
     provider = "" if gathered.conf.provider is Provider.ROCKSDB else f", {gathered.conf.provider.value}"
     table = tables.table(
-        f"{tables.when(gathered.batch)}{structure}{provider}{by}: {counted(len(facts), 'store')}, "
+        f"{when(gathered.batch)}{structure}{provider}{by}: {counted(len(facts), 'store')}, "
         f"{counted(sum(fact.files for fact in facts), 'file')} with "
         f"{sum(fact.size_bytes for fact in facts):,} bytes, {restore}",
         *("store", "base", "base keys", "tail", "tail bytes", "restore s", "files", "bytes"),
@@ -206,7 +234,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
         if fact.load is None:
             tables.add(table, fact.store, "-", "-", "-", "-", "-", *sizes)
         else:
-            base = "none" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version
+            base = "none" if fact.load.base_kind is BaseKind.NOTHING else fact.load.base.version - 1
             seconds = f"{gathered.restore_seconds(fact):,.1f}"
             tail = (f"{len(fact.load.replay):,}", f"{fact.tail_bytes:,}", seconds)
             tables.add(table, fact.store, base, keys, *tail, *sizes)
@@ -232,7 +260,7 @@ def _print_facts(console: Console, gathered: SnapshotFacts, about: Description, 
     if about.batch_logs is not None:
         logs = about.batch_logs
         console.print(
-            f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, versions {logs.oldest} to {logs.newest}; "
+            f"batch logs: {logs.files:,} with {logs.size_bytes:,} bytes, batches {logs.oldest - 1} to {logs.newest - 1}; "
             + pasteable("Spark reads their changelogs after: statekeeper unpack ROOT"),
             soft_wrap=True,
             markup=False,

@@ -46,17 +46,20 @@ def lineage_object(chain: Chain, verdicts: StoreVerdicts) -> dict[str, Any]:
 
 def lineage_lines(chain: Chain, verdicts: StoreVerdicts) -> Iterator[str]:
     """The lineage as text, newest version first; consecutive versions with the same description share a line."""
-    base = "-" if verdicts.base is None else str(verdicts.base.version)
-    yield f"{chain.store}: head {chain.head.version}, restore of the retention floor starts at version {base}"
+    base = "unknown" if verdicts.base is None else verdicts.base.in_words
+    yield (
+        f"{chain.store}: the newest batch is {chain.head.version - 1}, a restore of the retention floor starts at: {base}. "
+        "Below, each line begins with its batches; the files of batch N have the number N + 1"
+    )
     newest_first = list(_versions(chain, verdicts))[::-1]
     for line, alike in groupby(newest_first, key=lambda one: _line(chain, one, verdicts)):
         together = list(alike)
-        newest, oldest = together[0].version.version, together[-1].version.version
+        newest, oldest = together[0].version.version - 1, together[-1].version.version - 1
         span = f"{newest}" if newest == oldest else f"{oldest} .. {newest}"
         size = sum(verdict.size_bytes for one in together for verdict in one.files.values())
         yield f"{span:>16}  {line}" + (f", {size:,} bytes" if any(one.files for one in together) else "")
     if chain.end and verdicts.base is None:
-        yield f"older versions: {chain.end}"
+        yield f"older batches: {chain.end}"
     going = [verdict for verdict in verdicts.files if verdict.rule is Rule.UNNAMED]
     if going:
         size = sum(verdict.size_bytes for verdict in going)

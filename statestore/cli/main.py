@@ -17,7 +17,9 @@ VERBS = (
     VerbEntry("inspect", _LOOK, "Show the stores, their snapshots and the restart time.", f"inspect {_ROOT}"),
     VerbEntry("audit", _LOOK, "Verify that the query can restart, and explain damage.", f"audit {_ROOT}"),
     VerbEntry("dump", _LOOK, "Show the rows of the state.", f"dump {_ROOT} --key user=ann"),
-    VerbEntry("diff", _LOOK, "Show which rows differ between two versions.", f"diff {_ROOT} --from 40 --to 41"),
+    VerbEntry(
+        "diff", _LOOK, "Show which rows differ between two batches.", f"diff {_ROOT} --from-batch 40 --to-batch 41"
+    ),
     VerbEntry("top", _LOOK, "Show the largest, the hottest and the oldest keys.", f"top {_ROOT}"),
     VerbEntry("explain", _LOOK, "Explain the code of a finding or an error.", "explain changelog_missing"),
     VerbEntry("lease", _LOOK, "Show which process maintains a checkpoint.", f"lease {_ROOT}"),

@@ -303,14 +303,16 @@ def _line(one: Visit) -> str:
 
 
 def _print(console: Console, visits: list[Visit], made: Round, *, is_plan: bool) -> None:
-    columns = ("root", "status", "version", "longest tail", "snapshots", "deleted files", "requests", "s")
+    columns = ("root", "status", "batch", "longest tail", "snapshots", "deleted files", "requests", "s")
     table = tables.table(f"{counted(len(visits), 'checkpoint')} maintained", *columns)
     for one in visits:
         found = metrics.gauges_of(one)
         taken, deleted = str(len(one.taken.taken)), str(sum(step.files for step in one.deleted))
         if one.is_left_to_spark:
             taken = deleted = "by Spark"
-        cells = (found.get("version", ""), found.get("tail_changelogs", ""), taken, deleted, one.requests.total)
+        version = found.get("version")
+        batch = "" if not version else version - 1
+        cells = (batch, found.get("tail_changelogs", ""), taken, deleted, one.requests.total)
         tables.add(table, one.name, one.status.name, *cells, f"{one.seconds:.1f}")
     if visits:
         tables.show(console, table)

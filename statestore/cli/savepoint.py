@@ -34,7 +34,7 @@ from statekeeper.statestore.format.savepoint_names import is_label
 from statekeeper.statestore.maintenance.copies.labels import Labels
 from statekeeper.statestore.maintenance.copies.savepoints.manifest import Summary
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
-from statekeeper.statestore.maintenance.verbs.report import decimal
+from statekeeper.statestore.maintenance.verbs.report import decimal, when
 from statekeeper.statestore.maintenance.verbs.savepoint import (
     PlannedRows,
     Remove,
@@ -207,7 +207,7 @@ def _print_list(console: Console, found: Labels) -> None:
     console.print(f"savepoints: {len(found.labels):,}")
     for one in found.labels:
         size = decimal(one.size_bytes)
-        saved = f"{tables.when(one.batch)} as {one.content.value}, {size}, {utc(one.created_at_ms / 1000)}"
+        saved = f"{when(one.batch)} as {one.content.value}, {size}, {utc(one.created_at_ms / 1000)}"
         line = f"{one.label}: {saved}, {one.destination}"
         rest = f"{': ' if one.note else ''}{one.note}{'; its deletion has begun' if one.deleting else ''}"
         console.print(tables.plain(f"{line}{rest}"), soft_wrap=True)

@@ -24,13 +24,6 @@ def as_json(result: dict[str, Any]) -> str:
     return json.dumps(result, indent=1)
 
 
-def when(batch: int | None) -> str:
-    """The batch and version of a result."""
-    if batch is None:
-        return "no batch is committed yet"
-    return "version 0, before the first batch" if batch < 0 else f"batch {batch}, version {batch + 1}"
-
-
 def plain(text: str) -> Text:
     """The text without markup: names and errors come from files and may look like markup."""
     return Text(text)

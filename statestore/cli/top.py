@@ -18,7 +18,7 @@ from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.cli.rows import as_line, chosen, restored_bar
 from statekeeper.statestore.contents.rows import contents_at
 from statekeeper.statestore.contents.top import Growth, KeyBytes, Top, TopOfState, look
-from statekeeper.statestore.maintenance.verbs.report import decimal
+from statekeeper.statestore.maintenance.verbs.report import decimal, when
 
 _PARTITIONS = 5
 """The largest partitions that a terminal shows."""
@@ -54,7 +54,7 @@ def top(root: Opened, operator: int | None, batches: int, limit: int, scratch: P
     """
     contents = contents_at(root.storage)
     if contents is None:
-        output.show({"batch": None, "kinds": []}, lambda console: console.print(tables.when(None)))
+        output.show({"batch": None, "kinds": []}, lambda console: console.print(when(None)))
         return 0
     stores = chosen(contents, () if operator is None else (str(operator),), None)
     with restored_bar(len(stores)) as advance:
@@ -137,7 +137,7 @@ def _headlines(found: TopOfState, one: Top, growth: Growth | None) -> Iterator[s
     family = "" if one.family is None else f", {one.family}"
     skew = "" if one.skew is None else f", the largest partition has {one.skew:.2f} times the average"
     yield (
-        f"{tables.when(found.batch)}, operator {name}{store}{family}: {counted(one.rows, 'row')}, "
+        f"{when(found.batch)}, operator {name}{store}{family}: {counted(one.rows, 'row')}, "
         f"{decimal(one.size_bytes)} in {counted(len(one.partitions), 'partition')}{skew}"
     )
     if growth is not None:

@@ -246,7 +246,7 @@ class _Walk:
             before = VersionId(number)
             if before in self._files.changelogs or before in self._files.snapshots:
                 return before
-            text = "is missing, and its version has no snapshot"
+            text = "is missing, and its batch has no snapshot"
             return FileProblem(self._store.changelog(before), Flaw.MISSING, text)
         if number not in self._in_lineages:
             problem = self._read_lineage(version)
@@ -272,7 +272,7 @@ class _Walk:
         if version.version == 1:
             return None
         if version.version - 1 not in named:
-            text = "its lineage does not name the previous version"
+            text = "its lineage does not name the version of the batch before"
             self._broken[version] = FileProblem(path, Flaw.MISMATCH, text)
             return self._broken[version]
         self._in_lineages.update(named)

@@ -204,9 +204,9 @@ def _naming_version(contents: Contents, store: StorePath, store_layout: Layout, 
     try:
         yield
     except CorruptFile as error:
-        version = contents.stores[store].version
+        batch = contents.stores[store].in_words
         of_family = "" if family is None else f", family {family}"
-        what = f"version {version}{of_family} does not fit the schema in {store_layout.path}: {error.what}"
+        what = f"the state of {batch}{of_family} does not fit the schema in {store_layout.path}: {error.what}"
         if not store_layout.is_described:
             raise UnknownFormatVersion(
                 f"{what}; the operator has no metadata, so the encoding of its keys is unknown",

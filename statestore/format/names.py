@@ -113,8 +113,8 @@ class VersionId:
 
     @property
     def in_words(self) -> str:
-        """The version with the batch that wrote it: batch N writes version N + 1."""
-        return f"version {self.version} (batch {self.version - 1})" if self.version else "version 0, the empty one"
+        """The batch that wrote the version: the one word of messages for the position of a query."""
+        return f"batch {self.version - 1}" if self.version else "the empty state"
 
     def is_same(self, other: VersionId) -> bool:
         """Return whether both have the same content. In structure V1, files with the same name can differ in
@@ -306,6 +306,21 @@ def parse_file_of_any_provider(path: str) -> tuple[StorePath, StoreFile] | None:
     """As `parse_store_path`, for the files of each provider and for their sidecars: a conversion leaves files of both."""
     found = (parse_store_path(path.removesuffix(SIDECAR), provider) for provider in Provider)
     return next((place for place in found if place is not None), None)
+
+
+def batch_of(path: str) -> int | None:
+    """Return the batch that wrote a changelog, a snapshot, a sidecar of these, or a batch log: one less than the number in
+    its name. None for other paths."""
+    file = parse_file_of_any_provider(path)
+    place = parse_batch_log(path)
+    version = file[1].version.version if file else place[0] if place else 0
+    return version - 1 if version else None
+
+
+def with_batch(path: str) -> str:
+    """Return the path, with its batch if its name has the number of a version: the two differ by one."""
+    batch = batch_of(path)
+    return path if batch is None else f"{path} (of batch {batch})"
 
 
 def offsets(batch: int) -> str:

@@ -145,6 +145,7 @@ PROVOKED: dict[type[StatekeeperError], tuple[str, str]] = {
         "maintenance/sequences/test_size_limits.py",
         "test_an_invalid_limit_is_bad_configuration",
     ),
+    errors.WrongOption: ("cli/test_rewind_verb.py", "test_a_wrong_source_is_a_usage_error_that_names_the_right_ones"),
     errors.UnsupportedType: ("format/test_types.py", "test_a_string_with_a_collation_is_rejected"),
     errors.SchemaMismatch: (
         "maintenance/rewrites/edits/test_edit.py",

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from statekeeper.statestore.cli import main, tables
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import json_output, run
+from tests.support.entry_points import ARCHIVES
 from tests.support.s3_server import S3Server
 
 KINDS = (".changelog", ".zip", ".sst")
@@ -62,8 +64,41 @@ def test_inspect_shows_base_and_tail_of_each_store(root: Path, checkpoint: Check
         folder = root / store["store"]
         assert store["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in KINDS)
     table = run("inspect", root).output
-    assert "batch 5, version 6, structure V2: 2 stores" in table
+    assert "batch 5, structure V2: 2 stores" in table
     assert "restore s" in table
+
+
+@pytest.mark.parametrize("structure", ["v1", "v2"])
+@pytest.mark.parametrize("log", ["commits", "offsets"])
+def test_inspect_shows_the_stores_at_the_batch_before_a_damaged_log_and_names_the_log(
+    tmp_path: Path, log: str, structure: str
+) -> None:
+    with zipfile.ZipFile(ARCHIVES / f"spark-4.2.0-{structure}-aggregation.zip") as archive:
+        archive.extractall(tmp_path)
+    root = tmp_path / "checkpoint"
+    before = json_output("inspect", root)
+    newest, damaged = before["batch"], f"{log}/{before['batch']}"
+    (root / damaged).write_text("v1")
+    seen = run("inspect", root)
+    assert seen.exit_code == 1
+    assert f"{damaged} is damaged: the query cannot restart from it" in seen.stdout
+    assert f"batch {newest - 1}, structure {structure.upper()}" in seen.stdout
+    assert "restore time after a rewind to it" in seen.stdout
+    assert f"corrupt_file: {damaged}: " in seen.stderr
+    assert f"run: statekeeper audit {root}" in seen.stderr
+    told = run("inspect", root, "--output", "json")
+    body = json.loads(told.stdout)
+    assert (told.exit_code, body["error"]["code"], body["error"]["path"]) == (1, "corrupt_file", damaged)
+    assert body["batch"] == newest - 1
+    assert [store["store"] for store in body["stores"]] == [store["store"] for store in before["stores"]]
+    assert {store["head"].split("_")[0] for store in body["stores"]} == {str(newest)}
+
+
+def test_inspect_shows_no_stores_if_no_commit_can_be_read(root: Path, checkpoint: Checkpoint) -> None:
+    for commit in (root / "commits").iterdir():
+        commit.write_text("v1")
+    told = run("inspect", root, "--output", "json")
+    assert (told.exit_code, list(json.loads(told.stdout))) == (1, ["error"])
 
 
 def test_a_store_that_cannot_be_loaded_is_a_finding(root: Path, checkpoint: Checkpoint) -> None:

@@ -63,6 +63,22 @@ def test_a_plan_that_names_no_sink_says_that_the_query_writes_the_later_batches_
     assert "before you start the query, remove the rows of batches 1 to 2 from its sink" in done
 
 
+def test_a_wrong_source_is_a_usage_error_that_names_the_right_ones(tmp_path: Path) -> None:
+    with zipfile.ZipFile(ARCHIVES / "spark-4.2.0-v2-aggregation.zip") as archive:
+        archive.extractall(tmp_path)
+    before = contents(open_storage(str(tmp_path / "checkpoint")))
+    verb = ("rewind", tmp_path / "checkpoint", "--to-batch", "0", "--scratch", tmp_path / "scratch")
+    (name,) = re.findall(r"source (\S+) must still have", statekeeper(*verb).output)
+    for wrong in (tmp_path / "gone", tmp_path / "checkpoint", "orders"):
+        failed = statekeeper(*verb, "--source", wrong)
+        assert failed.exit_code == 2
+        assert f"wrong_option: file://{Path(wrong).absolute()}: is no Delta table that the query reads" in failed.stderr
+        found = re.search(r"choose from: --source (\S+) \(source (\S+)\)", failed.stderr)
+        assert found is not None, failed.stderr
+        assert (found[1].startswith("file:"), found[2]) == (True, name)
+    assert contents(open_storage(str(tmp_path / "checkpoint"))) == before
+
+
 def test_json_has_the_actions_the_query_ids_and_the_refusals(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "root"))
     own(storage, tmp_path)

@@ -200,17 +200,15 @@ def decide(
             return Wait(asked, new, f"failed runs: {attempts}; next attempt in {left:,.0f} s")
         return Ask(Asked(version, attempts + 1, now_seconds), new, f"attempt {attempts + 1} after failed runs")
     if new < 0:
-        return Ask(Asked(version, 1, now_seconds), new, f"the query was rolled back from version {asked.version}")
+        return Ask(Asked(version, 1, now_seconds), new, f"the query was rolled back from batch {asked.version - 1}")
     if new >= long_tail:
-        return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new versions; the policy's limit is {long_tail:,}")
+        return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new batches; the policy's limit is {long_tail:,}")
     if asked.versions is not None and new >= asked.versions:
-        return Ask(
-            Asked(version, 1, now_seconds), new, f"{new:,} new versions; their replay exceeds the restore target"
-        )
+        return Ask(Asked(version, 1, now_seconds), new, f"{new:,} new batches; their replay exceeds the restore target")
     if sweep is not None and not 0 <= sweep[0] < sweep[1]:
         return Ask(Asked(version, 1, now_seconds), new, f"the newest run was {sweep[0]:,.0f} s ago")
     limit = min(long_tail, asked.versions or long_tail)
-    return Wait(replace(asked, attempts=0), new, f"{new:,} new versions of {limit:,}")
+    return Wait(replace(asked, attempts=0), new, f"{new:,} new batches of {limit:,}")
 
 
 def closed_because(schedule: Schedule, newest_seconds: float, now_seconds: float) -> str | None:

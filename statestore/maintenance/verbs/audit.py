@@ -42,7 +42,7 @@ def described(findings: Sequence[Finding]) -> str:
     """Describe the worst finding: its file, problem, consequence and action. `findings`: at least one, the worst first."""
     worst = findings[0]
     more = f" There are {len(findings) - 1:,} more findings." if len(findings) > 1 else ""
-    return f"{worst.file} {worst.problem}; {worst.meaning} -> {worst.action}.{more}"
+    return f"{worst.place} {worst.problem}; {worst.meaning} -> {worst.action}.{more}"
 
 
 def look(

@@ -116,6 +116,6 @@ def is_whole(found: Audit) -> RefusedAsUnsafe | None:
     return RefusedAsUnsafe(
         f"{first.problem}{more}; gc deletes nothing while the audit reports errors",
         path=first.file,
-        hint=f"{first.action}. To delete files nevertheless, first list the versions that are lost: statekeeper gc ROOT "
+        hint=f"{first.action}. To delete files nevertheless, first list the batches that are lost: statekeeper gc ROOT "
         "--accept-loss",
     )

@@ -44,13 +44,13 @@ class Losses:
     def lines(self) -> Iterator[str]:
         """List the errors of the audit, the versions that are lost already and those that the deletion adds."""
         for finding in self.findings:
-            yield f"error: {finding.file}: {finding.problem}"
+            yield f"error: {finding.place}: {finding.problem}"
         for store in self.stores:
             if store.already:
-                yield f"{store.store}: these versions already cannot be loaded: {ranges(store.already)}"
+                yield f"{store.store}: these batches already cannot be loaded: {ranges(store.already)}"
             if store.by_deleting:
                 lost = ranges(store.by_deleting)
-                yield f"{store.store}: these versions cannot be loaded after the deletion: {lost}"
+                yield f"{store.store}: these batches cannot be loaded after the deletion: {lost}"
 
 
 def losses(facts: AuditFacts, found: Audit, planned: RetentionPlan) -> Losses:

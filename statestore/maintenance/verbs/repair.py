@@ -128,4 +128,4 @@ def _advised(run: Run) -> str | None:
     first = next((one for one in found.findings if one.severity is Severity.ERROR), None)
     if found.restart.as_is or found.restart.batch is None or first is None:
         return None
-    return f"nothing to repair, but {first.file} {first.problem}: {first.meaning}. {first.action}"
+    return f"nothing to repair, but {first.place} {first.problem}: {first.meaning}. {first.action}"

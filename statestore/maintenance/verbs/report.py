@@ -92,7 +92,7 @@ def decimal(size_bytes: int) -> str:
 
 
 def when(batch: int | None) -> str:
-    """The batch and version of a result."""
+    """The position of a query in a result."""
     if batch is None:
         return "no batch is committed yet"
-    return "version 0, before the first batch" if batch < 0 else f"batch {batch}, version {batch + 1}"
+    return "before the first batch" if batch < 0 else f"batch {batch}"

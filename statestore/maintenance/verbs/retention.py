@@ -11,6 +11,7 @@ from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts
@@ -82,8 +83,8 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
         flag="--orphans",
     )
     accept_loss: bool = option(
-        "Allow --apply although the audit reports errors. gc lists the errors, the versions that cannot be loaded now, and "
-        "the versions that cannot be loaded after the deletion. Without --apply, gc only shows these lists.",
+        "Allow --apply although the audit reports errors. gc lists the errors, the batches that cannot be loaded now, and "
+        "the batches that cannot be loaded after the deletion. Without --apply, gc only shows these lists.",
         default=False,
     )
     verbose: bool = option("List every file with its rule, including files that are kept.", default=False)
@@ -272,10 +273,11 @@ def _rules(planned: RetentionPlan) -> Table:
         files[verdict.rule] += 1
         sizes[verdict.rule] += verdict.size_bytes
     rules = sorted(files, key=lambda rule: (not rule.deletes, -sizes[rule]))
-    floor = "none" if planned.floor is None else f"version {planned.floor}"
+    floor = "none" if planned.floor is None else VersionId(planned.floor).in_words
     return Table(
         "reasons",
-        f"head version {planned.head}, floor {floor}, {counted(len(planned.stores), 'store')} examined",
+        f"newest batch {(planned.head or 0) - 1}, retention floor: {floor}, "
+        f"{counted(len(planned.stores), 'store')} examined",
         ("action", "files", "bytes", "rule"),
         [(_action(rule), files[rule], sizes[rule], rule.value) for rule in rules],
     )

@@ -202,20 +202,25 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
             "reasons",
             f"{when(plan.batch)}: {len(plan.take)} snapshots to take, {len(plan.leave)} stores to skip; replay of all "
             f"tails {plan.seconds_before:,.1f} s before, {plan.seconds_after:,.1f} s after",
-            ("store", "version", "action", "reason"),
+            ("store", "batch", "action", "reason"),
             [
-                (one.store, one.version.version, "snapshot" if isinstance(one, TakeSnapshot) else "none", one.explained)
+                (
+                    one.store,
+                    one.version.version - 1,
+                    "snapshot" if isinstance(one, TakeSnapshot) else "none",
+                    one.explained,
+                )
                 for one in actions
             ],
         )
         taken = Table(
             "taken",
             f"{when(plan.batch)}: {len(made.taken)} snapshots",
-            ("store", "version", "keys", "tables", "new", "uploaded", "s"),
+            ("store", "batch", "keys", "tables", "new", "uploaded", "s"),
             [
                 (
                     one.action.store,
-                    one.action.version.version,
+                    one.action.version.version - 1,
                     one.keys,
                     one.tables,
                     one.new_tables,
@@ -298,8 +303,9 @@ def _next_step_of_plan(found: PlannedSnapshots) -> str | None:
         )
     if any(action.reason is SkipReason.NEAR_HEAD for action in plan.leave):
         return (
-            "no store can get a snapshot now: in structure V1, a running query may still replace its newest versions. To "
-            f"take snapshots of them, stop the query and run: statekeeper snapshot ROOT --at-head --confirm-stopped{mode}"
+            "no store can get a snapshot now: in structure V1, a running query may still replace the files of its newest "
+            "batches. To take snapshots of them, stop the query and run: statekeeper snapshot ROOT --at-head "
+            f"--confirm-stopped{mode}"
         )
     return "no store needs a snapshot: each one has a snapshot of its head, and a restart replays nothing"
 

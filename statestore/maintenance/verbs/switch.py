@@ -79,9 +79,9 @@ class Switch(OfStoppedQuery[SwitchPlan]):
                 Table(
                     "steps",
                     stores,
-                    ("store", "version", "source", "bytes read", "bytes written"),
+                    ("store", "batch", "source", "bytes read", "bytes written"),
                     [
-                        (step.store, str(step.head.version), step.explained, step.read_bytes, step.write_bytes)
+                        (step.store, str(step.head.version - 1), step.explained, step.read_bytes, step.write_bytes)
                         for step in plan.stores
                     ],
                 ),

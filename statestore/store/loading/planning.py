@@ -56,9 +56,12 @@ class LoadRequest:
         of the hint: restore the file, and the newest version that can be loaded.
         """
         unusable = f"; unusable snapshots: {'; '.join(skipped)}" if skipped else ""
-        newest = newest or f"the newest version that can be loaded is {VersionId(culprit.version - 1).in_words}"
+        if not newest:
+            before = culprit.version - 2
+            newest = f"the newest batch that can be loaded is {before}" if before >= 0 else "no batch can be loaded"
         return VersionNotLoadable(
-            f"{problem}; {self.target.in_words} of {self.store} cannot be loaded{unusable}",
+            f"{problem} (the file is of {culprit.in_words}); {self.target.in_words} of {self.store} cannot be loaded"
+            f"{unusable}",
             path=object_of(self.store, culprit),
             hint=f"{action or 'restore the file from a backup'}; {newest}. To see which batches can be loaded, run: "
             f"statekeeper audit {self.root}",
@@ -156,8 +159,8 @@ def plan_from_storage(request: LoadRequest, facts: LoadFacts, changelogs: Change
                     missing,
                     f"there is no base: {reason}",
                     skipped=facts.skipped,
-                    action="restore the file, or a snapshot of its version, from a backup",
-                    newest="versions with a snapshot can be loaded",
+                    action="restore the file, or a snapshot of its batch, from a backup",
+                    newest="batches with a snapshot can be loaded",
                 )
 
 
@@ -196,7 +199,7 @@ def plan_from_local(
 
 def _no_lineage(request: LoadRequest, version: VersionId) -> UnknownFormatVersion:
     return UnknownFormatVersion(
-        "has a checkpoint id in its name, but no lineage in its header; the version cannot be loaded",
+        "has a checkpoint id in its name, but no lineage in its header; its batch cannot be loaded",
         path=request.store.changelog(version),
         hint="if a later release of Spark or Statekeeper wrote the file, upgrade Statekeeper",
     )

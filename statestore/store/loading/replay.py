@@ -220,7 +220,7 @@ class Replay:
                 action="restore the missing or damaged file from a backup",
                 newest="changelogs alone cannot restore a store with column families",
             )
-        base = "version 0" if self.plan.base == EMPTY else f"the snapshot of version {self.plan.base.version}"
+        base = "the empty state" if self.plan.base == EMPTY else f"the snapshot of {self.plan.base.in_words}"
         has, base_has = ("no", "some") if has_families else ("some", "none")
         raise UnknownFormatVersion(
             f"has {has} column families, but its base ({base}) has {base_has}; "

@@ -336,7 +336,7 @@ def not_loadable(gathered: CloneFacts) -> Iterator[StatekeeperError]:
     """Yield an error for each store that cannot be loaded at the batch."""
     for lost in restart.lost_versions(gathered.chains):
         yield VersionNotLoadable(
-            f"{lost.problem.text}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was written",
+            f"{lost.problem.of_batch}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was written",
             path=lost.problem.path,
             hint=f"to find a batch that can be loaded, run: statekeeper audit {gathered.source_place.url}. Then give this "
             "batch with --batch",

@@ -137,7 +137,7 @@ def _not_loadable(facts: TableFacts, stores: Collection[StorePath]) -> Iterator[
     """Yield an error for each store that cannot be loaded at the batch."""
     for one in restart.lost_versions({store: chain for store, chain in facts.chains.items() if store in stores}):
         yield VersionNotLoadable(
-            f"{one.problem.text}; {one.version.in_words} of {one.store} cannot be loaded, and nothing was written",
+            f"{one.problem.of_batch}; {one.version.in_words} of {one.store} cannot be loaded, and nothing was written",
             path=one.problem.path,
             hint="to find the damage, run: statekeeper audit ROOT",
         )

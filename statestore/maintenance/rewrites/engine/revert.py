@@ -113,7 +113,7 @@ def _require_reversible(steps: RewriteSteps[Any], storage: Storage, run: str, ki
         require_no_attempt(storage, head + 1, _STAYS)
     for store, problem in steps.problems_of_former(storage, begun):
         raise RefusedAsUnsafe(
-            f"version {begun.batch + 1} before the {noun} can no longer be restored: {problem}; {_STAYS}",
+            f"the state of batch {begun.batch} before the {noun} can no longer be restored: {problem}; {_STAYS}",
             path=str(store),
             hint=f"restore the file from a backup, or change the state with another {kind.value}",
         )

@@ -288,7 +288,7 @@ def _of_structures(gathered: RewindFacts) -> Iterator[StatekeeperError]:
 def _not_loadable(gathered: RewindFacts) -> Iterator[StatekeeperError]:
     for lost in restart.lost_versions(gathered.chains):
         yield VersionNotLoadable(
-            f"{lost.problem.text}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was changed",
+            f"{lost.problem.of_batch}; {lost.version.in_words} of {lost.store} cannot be loaded, and nothing was changed",
             path=lost.problem.path,
             hint=f"to find a batch that can be loaded, run: statekeeper audit {gathered.url}. Then give this batch with "
             "--to-batch",

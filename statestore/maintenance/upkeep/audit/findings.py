@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 
 from statekeeper.statestore.base import enum_codes
 from statekeeper.statestore.checkpoint.stateless import Stateless
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import Decoded
@@ -84,11 +85,11 @@ class FindingKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem of a checkpoint. Displayed as `<file>: <problem>`, `<meaning>`, `<action>`.
+    """One problem of a checkpoint. Displayed as `<place>: <problem>`, `<meaning>`, `<action>`.
 
     file       path relative to the root; the subject of `problem`
     problem    a predicate: `is missing`
-    meaning    the consequence: the versions that cannot be restored, and the batch from which a restart is possible
+    meaning    the consequence: the batches that cannot be restored, and the batch from which a restart is possible
     action     the next step, with its command
     """
 
@@ -99,6 +100,11 @@ class Finding:
     problem: str
     meaning: str
     action: str
+
+    @property
+    def place(self) -> str:
+        """The file for people: with its batch if its name has the number of a version."""
+        return names.with_batch(self.file)
 
 
 def root_finding(

@@ -153,13 +153,13 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
         if batch == newest:
             if way is not Way.AS_IS:
                 first = f"after a {way.name.lower()}, {first}"
-            text = f"{first}{_can_restore(facts, views)} newest batch, {batch} (version {batch + 1})"
+            text = f"{first}{_can_restore(facts, views)} newest batch, {batch}"
             if views and not facts.deep:
                 text += "; their contents were not read"
         else:
             which = "that every store can restore" if facts.deep else "of which every store has all files"
             lacks = " and that has offsets" if newest in lost else ""
-            text = f"{first}the newest batch {which}{lacks} is {batch} (version {batch + 1})"
+            text = f"{first}the newest batch {which}{lacks} is {batch}"
         return Restart(batch, text, traps, as_is=batch == newest and way is Way.AS_IS and not traps)
     return Restart(None, "no batch can be restored in every store")
 
@@ -211,7 +211,7 @@ def _not_audited(store: NotAudited) -> Finding:
         store=store.store,
         file=store.problem.path,
         problem=store.problem.text,
-        meaning="no version of this store was audited",
+        meaning="no batch of this store was audited",
         action=actions.UPGRADE if unknown else store.action or _AFTER_OTHERS,
     )
 

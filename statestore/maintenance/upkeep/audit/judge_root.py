@@ -397,7 +397,7 @@ def _of_batch_logs(facts: AuditFacts) -> Iterator[Finding]:
             FindingKind.BATCH_LOG_UNREADABLE,
             bad.path,
             bad.text,
-            f"the changelogs of version {place[0]} (batch {place[0] - 1}) in it are lost",
+            f"the changelogs of batch {place[0] - 1} in it are lost",
             RESTORE,
             Severity.WARNING,
         )

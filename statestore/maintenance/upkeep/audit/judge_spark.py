@@ -61,7 +61,7 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 FindingKind.NAME_STOPS_CLEANUP,
                 path,
                 "has a name without the version number that Spark's maintenance expects",
-                "Spark's maintenance of this store fails silently and never deletes old files; every version loads",
+                "Spark's maintenance of this store fails silently and never deletes old files; every batch loads",
                 _MOVE,
                 Severity.WARNING,
             )
@@ -71,9 +71,9 @@ def of_names(facts: AuditFacts) -> Iterator[Finding]:
                 FindingKind.FOREIGN_FILE,
                 path,
                 "is an unrecognized file",
-                "every version loads, but Spark's maintenance may fail on this file"
+                "every batch loads, but Spark's maintenance may fail on this file"
                 if number is None or number <= facts.logs.newest_version
-                else f"every version loads, but Spark's maintenance assumes that version {number:,} is the newest and "
+                else f"every batch loads, but Spark's maintenance takes the number {number:,} for the newest version and "
                 "deletes snapshots and changelogs that are still needed",
                 "move the file to a folder outside the checkpoint",
                 Severity.WARNING,
@@ -101,7 +101,7 @@ def _stops_loads(path: str, problem: str, provider: Provider = Provider.ROCKSDB)
         FindingKind.NAME_STOPS_LOADS,
         path,
         problem,
-        "Spark reads it as a snapshot and cannot load any version of this store; the query cannot start",
+        "Spark reads it as a snapshot and cannot load any batch of this store; the query cannot start",
         _MOVE if is_left else f"stop the query and run: {REPAIR}; or {_MOVE}",
     )
 
@@ -172,8 +172,8 @@ def _of_mixed_commits(facts: AuditFacts, views: Sequence[View], restart: Restart
             FindingKind.COMMITS_MIXED,
             names.commits(after),
             f"has structure {now}, but {names.commits(before)} has {then}. No switchover caused this: a switchover writes "
-            f"a snapshot of version {after + 1:,} in every store, and some stores have none",
-            f"Spark loads only versions in the structure of the running query; Spark 4.0 and 4.1 also reject commits in "
+            f"a snapshot of batch {after:,} in every store, and some stores have none",
+            f"Spark loads only batches in the structure of the running query; Spark 4.0 and 4.1 also reject commits in "
             f"the other structure; {restart.explained}",
             f"restore {names.COMMITS}/ from a backup",
         )
@@ -267,8 +267,8 @@ def _of_strays(one: View) -> Iterator[Finding]:
             store=one.facts.store,
             file=names.sidecar(one.facts.store.snapshot(version)),
             problem=f"exists without {zipped}: an executor failed between the two writes, or the zip was deleted",
-            meaning=f"every version loads, but Spark would reject a new {zipped}; Statekeeper writes no snapshot of this "
-            f"version",
+            meaning=f"every batch loads, but Spark would reject a new {zipped}; Statekeeper writes no snapshot of this "
+            f"batch",
             action=f"stop the query, which may still write {zipped}, then run: {REPAIR}",
         )
 
@@ -288,15 +288,15 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         return
     spoils = False
     numbers = (
-        f"versions {dead[0].version:,} to {dead[-1].version:,}"
+        f"batches {dead[0].version - 1:,} to {dead[-1].version - 1:,}"
         if dead[-1].version > dead[0].version
-        else f"version {dead[0].version:,}"
+        else dead[0].in_words
     )
-    logged = f"the logs end at version {newest:,}" if newest else "the logs contain no batch"
+    logged = f"the logs end at batch {newest - 1:,}" if newest else "the logs contain no batch"
     traps = [version for version in zips if version.id is None] if is_v1 else []
     if traps:
         meaning = (
-            f"the query was rolled back, and these files remain; once the query reaches version {traps[0].version:,} "
+            f"the query was rolled back, and these files remain; once the query reaches {traps[0].in_words} "
             f"again, a restart loads the old {names.snapshot(traps[0], store.provider)} and silently uses wrong state"
         )
     elif zips:
@@ -306,10 +306,10 @@ def _of_rolled_back_files(store: StorePath, files: StoreFiles, newest: int, *, i
         )
         meaning = (
             "the query was rolled back, and these files remain; no load uses them, but Spark's maintenance "
-            "counts from the largest version number and deletes snapshots and changelogs that are still needed"
+            "counts from the largest number in a file name and deletes snapshots and changelogs that are still needed"
         )
         if kept > newest:
-            meaning += f": every file below version {kept:,}"
+            meaning += f": every file with a number below {kept:,}"
             spoils = True
     else:
         meaning = "the query was rolled back, and these files remain; no load uses them"
@@ -345,7 +345,7 @@ def _of_spark_4_0(one: View) -> Iterator[Finding]:
         store=one.facts.store,
         file=one.facts.store.snapshot(newest),
         problem=f"was written by Spark 4.0 in structure V2; this store has {len(old):,} such snapshots, including this one",
-        meaning="Spark 4.0 loads every version; Spark 4.1 and later reject such a snapshot (Expected v1, but found v2)"
+        meaning="Spark 4.0 loads every batch; Spark 4.1 and later reject such a snapshot (Expected v1, but found v2)"
         + (f" and cannot restore {ranges(hang)}" if hang else ""),
         action="stay on Spark 4.0; to upgrade, run: statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",
     )
@@ -366,7 +366,7 @@ def _of_refused(one: View, refused: Refused, restart: Restart) -> Finding:
         meaning += f" and cannot restore {ranges(hang)}; if you delete {refused.checksum.path.rpartition('/')[2]}, "
         meaning += restart.explained
     else:
-        meaning += "; every version loads without this file"
+        meaning += "; every batch loads without this file"
     if is_v1_changelog:
         meaning += "; later Spark releases ignore the checksum file in structure V1"
     return Finding(

@@ -150,7 +150,7 @@ def _gone(one: View, restart: Restart) -> Finding:
         store=one.facts.store,
         file=one.facts.store.folder,
         problem="is missing or empty",
-        meaning=f"no version of store {one.facts.store} can be restored; {restart.explained}",
+        meaning=f"no batch of store {one.facts.store} can be restored; {restart.explained}",
         action="restore the folder from a backup",
     )
 
@@ -163,10 +163,10 @@ def _of_commits(one: View) -> Iterator[Finding]:
             kind=FindingKind.COMMIT_UNKNOWN_ID,
             store=one.facts.store,
             file=names.commits(number - 1),
-            problem=f"says that version {number} of store {one.facts.store} has the id {version.id}, but no file has "
+            problem=f"says that its version of store {one.facts.store} has the id {version.id}, but no file has "
             "this id; "
             f"according to the lineage of the head, the id is {by_number[number].id}",
-            meaning=f"batch {number - 1} can no longer be restored; later versions do not depend on this commit",
+            meaning=f"batch {number - 1} can no longer be restored; later batches do not depend on this commit",
             action=RESTORE,
         )
 
@@ -182,7 +182,7 @@ def _of_odds(one: View) -> Iterator[Finding]:
             store=one.facts.store,
             file=conflict.path,
             problem=conflict.text,
-            meaning="the committed version is ambiguous; the state of later versions may not match the output of the query",
+            meaning="the committed state is ambiguous; the state of later batches may not match the output of the query",
             action=f"compare this file and {names.COMMITS}/ with a backup, and restore the one that differs",
         )
 
@@ -202,8 +202,8 @@ def _of_changelogs(one: View, restart: Restart) -> Iterator[Finding]:
                 store=one.facts.store,
                 file=bad.path,
                 problem=bad.text,
-                meaning="every version loads, because this version has a snapshot",
-                action=f"{bad.fix or RESTORE}; until then, only the snapshot can restore this version",
+                meaning="every batch loads, because this batch has a snapshot",
+                action=f"{bad.fix or RESTORE}; until then, only the snapshot can restore this batch",
             )
 
 
@@ -257,10 +257,10 @@ def _problem(one: View, group: Sequence[VersionId]) -> str:
         return f"and all changelogs up to {last} are missing ({len(group):,} in a row)"
     others = [v for v in one.chain.files.changelogs if v.version == group[0].version and v != group[0]]
     if bad.flaw is Flaw.TOO_LARGE and one.origin is Origin.NATIVE:
-        return f"{bad.text}. Spark has no such limit: it can load the version, but maintenance cannot"
+        return f"{bad.text}. Spark has no such limit: it can load the batch, but maintenance cannot"
     if bad.flaw is Flaw.MISSING and others:
         there = ", ".join(names.changelog(version, one.facts.store.provider) for version in others)
-        return f"is missing; uncommitted changelogs of the same version exist: {there}"
+        return f"is missing; uncommitted changelogs of the same batch exist: {there}"
     return bad.text
 
 
@@ -280,7 +280,7 @@ def _no_base(one: View, retained: Sequence[VersionId], restart: Restart) -> Find
         kind=FindingKind.NO_BASE,
         store=one.facts.store,
         file=one.facts.store.folder,
-        problem=f"has no snapshot before version {one.chain.versions[0].version}; "
+        problem=f"has no snapshot of a batch before {one.chain.versions[0].version - 1}; "
         f"{one.chain.end or 'older changelogs are missing'}",
         meaning=_lost(one, retained, restart),
         action=_way_out(one, retained, restart),
@@ -301,16 +301,16 @@ def _of_missing_snapshot(one: View, restart: Restart) -> Iterator[Finding]:
         newer = any(v.version > version.version and s.is_whole for v, s in one.chain.snapshots.items())
         if newer and not lost:
             continue
-        severity, meaning = Severity.WARNING, "every version can still be restored, but with a longer replay"
+        severity, meaning = Severity.WARNING, "every batch can still be restored, but with a longer replay"
         action = f"run: {SNAPSHOT_ALL}"
         if lost:
             severity, meaning, action = Severity.ERROR, _lost(one, lost, restart), _way_out(one, lost, restart)
         elif one.origin is Origin.NATIVE:
             short = _too_short_for_repair(one)
             severity = Severity.ERROR if short else Severity.WARNING
-            head = f"version {one.chain.head.version:,}"
+            head = one.chain.head.in_words
             meaning = (
-                f"no Spark release can load {head}, because {short}. Statekeeper can load every version, by a longer replay"
+                f"no Spark release can load {head}, because {short}. Statekeeper can load every batch, by a longer replay"
                 if short
                 else f"Spark 4.0 and 4.1 cannot load {head}. Later releases and Statekeeper can load it, by a longer replay"
             )
@@ -335,8 +335,8 @@ def _too_short_for_repair(one: View) -> str | None:
     if not gone:
         return None
     return (
-        f"the changelog of version {gone[-1]:,} is missing: Spark's snapshot repair needs all changelogs from version "
-        f"{first:,} on (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
+        f"the changelog of batch {gone[-1] - 1:,} is missing: Spark's snapshot repair needs all changelogs from batch "
+        f"{first - 1:,} on (autoSnapshotRepair.maxChangeFileReplay, default {_REPAIR_REPLAYS:,})"
     )
 
 
@@ -373,9 +373,9 @@ def _of_snapshots(one: View, restart: Restart) -> Iterator[Finding]:
 
 def _longer(one: View, zips: str) -> tuple[str, str]:
     """Return the consequence and the next step of snapshots that no version needs."""
-    meaning = "every version can still be restored, but with a longer replay"
+    meaning = "every batch can still be restored, but with a longer replay"
     if one.facts.store.provider is Provider.HDFS_BACKED:
-        meaning += "; Spark 4.1 and earlier releases cannot restore the version of this file and later versions"
+        meaning += "; Spark 4.1 and earlier releases cannot restore the batch of this file and later batches"
         return meaning, f"stop the query and {move_away(one.facts.store.provider, zips)}; Spark takes another snapshot"
     return meaning, (
         f"stop the query. To quarantine {zips}, run: statekeeper repair ROOT --deep --apply --confirm-stopped. Then run: "
@@ -385,14 +385,14 @@ def _longer(one: View, zips: str) -> tuple[str, str]:
 
 def _lost(one: View, lost: Sequence[VersionId], restart: Restart) -> str:
     after = lost[-1].version + 1
-    later = f", version {after:,} and later can" if after <= one.chain.head.version else ""
+    later = f", batch {after - 1:,} and later can" if after <= one.chain.head.version else ""
     return f"{ranges(lost)} of store {one.facts.store} cannot be restored{later}; {restart.explained}"
 
 
 def _way_out(one: View, lost: Sequence[VersionId], restart: Restart, fix: str = RESTORE) -> str:
     if lost[-1] != one.chain.head:
         without = "without a backup" if fix == RESTORE else "without it"
-        return f"{fix}; {without}, only these versions are lost: later versions still load"
+        return f"{fix}; {without}, only these batches are lost: later batches still load"
     return roll_back(restart, fix=fix)
 
 

@@ -200,9 +200,9 @@ def conflict(chain: Chain, version: VersionId, lineage: Lineage) -> str | None:
     """Return how the lineage in a changelog contradicts the chain; None if it does not."""
     numbers = [before.version for before in lineage]
     if numbers != list(range(version.version - len(numbers), version.version)):
-        return "has a lineage that skips a version"
+        return "has a lineage that skips a batch"
     if not lineage and version.version > 1:
-        return "has a lineage without the previous version"
+        return "has a lineage without the batch before"
     ours = {known.version: known for known in chain.versions}
     for named in lineage:
         known = ours.get(named.version, named)

@@ -121,12 +121,11 @@ def _oldest(facts: StoreAuditFacts, policy: AuditPolicy, switched: int | None) -
 
 
 def ranges(versions: Sequence[VersionId]) -> str:
-    """Format versions: `version 4 (batch 3)`, `versions 4 to 8 (batches 3 to 7)`."""
+    """Format versions by their batches: `batch 3`, `batches 3 to 7`."""
     pieces = []
     for _, group in itertools.groupby(enumerate(versions), key=lambda pair: pair[1].version - pair[0]):
         numbers = [version.version for _, version in group]
         first, last = numbers[0], numbers[-1]
-        one = f"version {first:,} (batch {first - 1:,})"
-        many = f"versions {first:,} to {last:,} (batches {first - 1:,} to {last - 1:,})"
+        one, many = f"batch {first - 1:,}", f"batches {first - 1:,} to {last - 1:,}"
         pieces.append(one if first == last else many)
     return " and ".join(pieces)

@@ -135,7 +135,7 @@ def _after_batch(
         return "after the next snapshot, when the retention floor reaches it"
     reached = min(there)
     return (
-        f"when the retention floor reaches the snapshot of version {reached:,}, after batch "
+        f"when the retention floor reaches the snapshot of batch {reached - 1:,}, after batch "
         f"{reached + policy.versions - 2:,} and the grace period"
     )
 

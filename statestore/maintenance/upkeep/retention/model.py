@@ -399,7 +399,7 @@ def findings_of(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
             name = entry.path.rpartition("/")[2]
             stops = sparks.stops_loads(name) or sparks.stops_cleanup(name)
             if gathered.origin is Origin.NATIVE and stops:
-                yield f"{entry.path}: Spark reads the name as a version and fails; move the file out of the folder"
+                yield f"{entry.path}: Spark reads the name as a version number and fails; move the file out of the folder"
     if floor is not None and floor >= gathered.wanted_floor:
         return
     for chain in gathered.chains:
@@ -407,7 +407,7 @@ def findings_of(gathered: RetentionFacts, floor: int | None) -> Iterator[str]:
         if max(loads, default=0) < gathered.wanted_floor:
             holes = (_broken(chain, v) for v in reversed(chain.versions) if v in chain.broken and v not in chain.bases)
             broken = chain.conflicts or next(holes, chain.end or _NO_FAMILIES)
-            yield f"{chain.store}: version {gathered.wanted_floor} does not load: {broken}"
+            yield f"{chain.store}: batch {gathered.wanted_floor - 1} does not load: {broken}"
 
 
 def _broken(chain: Chain, version: VersionId) -> FileProblem:

@@ -175,8 +175,8 @@ class Judge:
         problem = None
         if base is None:
             problem = (
-                f"gc finds no version up to {self.gathered.wanted_floor} that every store can restore; it keeps all files "
-                f"of this store. Run: statekeeper audit ROOT"
+                f"gc finds no batch up to {self.gathered.wanted_floor - 1} that every store can restore; it keeps all "
+                f"files of this store. Run: statekeeper audit ROOT"
             )
         elif unread:
             problem = f"{unread[0]} cannot be read, so its SST files are unknown; no SST file of the store is deleted"

@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot.execute import (
     require_same,
     share_of,
 )
-from statekeeper.statestore.maintenance.upkeep.snapshot.gather import facts_of, gather
+from statekeeper.statestore.maintenance.upkeep.snapshot.gather import facts_of, gather, gather_readable
 from statekeeper.statestore.maintenance.upkeep.snapshot.model import (
     REPLAY_BYTES_PER_SECOND,
     LeaveAlone,
@@ -50,6 +50,7 @@ __all__ = [
     "execute_all",
     "facts_of",
     "gather",
+    "gather_readable",
     "plan",
     "require_same",
     "share_of",

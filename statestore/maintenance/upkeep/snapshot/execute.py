@@ -196,7 +196,7 @@ def require_same(
         found, problem = "", str(error)
     if found != digest:
         raise CorruptFile(
-            f"does not contain the state of version {version.version}: {problem}",
+            f"does not contain the state of {version.in_words}: {problem}",
             path=store.snapshot(version),
             hint="run: statekeeper repair ROOT --deep --apply --confirm-stopped, then this command again",
         )
@@ -423,7 +423,7 @@ def _keys(action: TakeSnapshot, restored: Restored) -> _Keys:
     for number, count in restored.database.count_by_beginning(FAMILY_BYTES).items():
         if number not in names_of:
             raise UnknownFormatVersion(
-                f"version {action.version.version} has keys of column family {int.from_bytes(number, 'little')}, and "
+                f"the state of {action.version.in_words} has keys of column family {int.from_bytes(number, 'little')}, and "
                 "its base does not name that family; no snapshot was written",
                 path=action.store.snapshot(action.load.base),
                 hint="restore the snapshot that Spark wrote when the family was added",

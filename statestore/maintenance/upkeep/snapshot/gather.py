@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 
-from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint.commit_log import batches_of
 from statekeeper.statestore.checkpoint.lineage import Lineage, LoadPlan, NeedsHeader, NotLoadable, next_step
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.contents.chain import look_at_snapshot
@@ -30,8 +32,14 @@ LIVE_MARGIN_VERSIONS = 2
 """In structure V1, an attempt that Spark considers dead may still replace the newest changelogs of a running query."""
 
 
-def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Provider] = ROCKSDB) -> SnapshotFacts:
-    """Gather the facts about all stores at the newest committed batch.
+_MOST_OLDER_BATCHES = 10
+"""Older batches that `gather_readable` tries: a damage that all commits share must not cost requests for each of them."""
+
+
+def gather(
+    storage: Storage, *, at_head: bool = False, supported: Collection[Provider] = ROCKSDB, batch: int | None = None
+) -> SnapshotFacts:
+    """Gather the facts about all stores at the newest committed batch, or at `batch`.
 
     `at_head`: use that batch also for a Spark checkpoint in structure V1, which requires a stopped query; else use a batch
     `LIVE_MARGIN_VERSIONS` earlier there. Requests: two listings of `state/`, one of `commits/`, one of the history; one
@@ -40,7 +48,7 @@ def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Pro
     `UnsupportedProvider` for a provider that is not `supported`, `StorageError`.
     """
     origin = origin_of(storage)
-    heads = catalog.heads(storage)
+    heads = catalog.heads(storage) if batch is None else catalog.heads_at(storage, batch)
     if heads is None:
         return SnapshotFacts(batch=None, origin=origin, stores=())
     conf = origin.state_conf(storage, heads, supported)
@@ -78,6 +86,23 @@ def gather(storage: Storage, *, at_head: bool = False, supported: Collection[Pro
         written_by=written_by,
         stateless=without_state,
     )
+
+
+def gather_readable(
+    storage: Storage, *, supported: Collection[Provider] = ROCKSDB
+) -> tuple[SnapshotFacts, StatekeeperError | None]:
+    """Gather the facts as `gather` at the head; if the commit or the offsets of the newest batch are damaged, those at the
+    newest older batch that can be read, and the error about the damage. Raises as `gather`."""
+    try:
+        return gather(storage, at_head=True, supported=supported), None
+    except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:
+        batches = sorted(batches_of(storage.list(names.COMMITS)), reverse=True)
+        if not batches or error.path not in (names.commits(batches[0]), names.offsets(batches[0])):
+            raise
+        for batch in batches[1 : _MOST_OLDER_BATCHES + 1]:
+            with suppress(CorruptFile, ObjectMissing, UnknownFormatVersion):
+                return gather(storage, at_head=True, supported=supported, batch=batch), error
+        raise
 
 
 def _settled(head: VersionId) -> VersionId:

@@ -42,7 +42,7 @@ class SkipReason(Enum):
     """Why a store gets no snapshot."""
 
     AT_HEAD = "the head has a snapshot"
-    NEAR_HEAD = "snapshot deferred: in structure V1, a running query may still replace its newest versions"
+    NEAR_HEAD = "snapshot deferred: in structure V1, a running query may still replace the files of its newest batches"
     SHORT_TAIL = "the tail is short"
     WHICH_SPARK = (
         "Spark 4.0 and later releases read different snapshots, and the checkpoint does not show which release will run "

@@ -16,9 +16,8 @@ import pytest
 from statekeeper.statestore.base.errors import (
     BadConfiguration,
     CorruptFile,
-    NotACheckpoint,
-    RefusedAsUnsafe,
     StorageError,
+    WrongOption,
 )
 from statekeeper.statestore.format.logs import OffsetLog
 from statekeeper.statestore.maintenance.rollback.rewind import SourceLocations, SourceNeed, client_properties, look_up
@@ -88,9 +87,18 @@ def test_folders_in_each_other_both_have_the_files(tmp_path: Path) -> None:
         assert need(Files((f"{inner.url}/a.json",)), *folders).missing == ()
 
 
-def test_a_location_of_no_source_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RefusedAsUnsafe, match="is no Delta table that the query reads"):
-        need(Files(("s3a://bucket/clicks/1.json",)), open_storage(str(tmp_path / "other")))
+def test_a_location_of_no_source_is_a_wrong_option_and_the_error_names_those_that_fit(tmp_path: Path) -> None:
+    other = open_storage(str(tmp_path / "other"))
+    with pytest.raises(WrongOption, match="is no Delta table that the query reads") as raised:
+        need(Files(("s3a://bucket/clicks/day=1/1.json", "s3a://bucket/clicks/day=2/1.json")), other)
+    assert (raised.value.path, raised.value.exit_code) == (other.url, 2)
+    assert str(raised.value.hint).startswith(
+        "choose from: --source s3a://bucket/clicks (source 0). Or run this command"
+    )
+    with pytest.raises(WrongOption, match="have read no file and no Delta table"):
+        need(Files(()), other)
+    with pytest.raises(WrongOption, match="Delta table whose id is 7c01"):
+        need(DeltaVersions(table_id="7c01", version=1, index=0, is_snapshot=False), other)
 
 
 # -- Delta -------------------------------------------------------------------------------------------------------------
@@ -219,7 +227,7 @@ def test_files_of_a_change_data_feed_are_not_looked_up_and_named(tmp_path: Path)
 def test_two_locations_with_one_table_id_are_rejected(tmp_path: Path) -> None:
     table = _Table(tmp_path / "table", 2)
     shutil.copytree(table.folder, tmp_path / "copy")
-    with pytest.raises(RefusedAsUnsafe, match="one of the two is a copy"):
+    with pytest.raises(WrongOption, match="one of the two is a copy"):
         need(table.data(1), table.storage, open_storage(str(tmp_path / "copy")))
 
 
@@ -231,7 +239,7 @@ def test_a_location_that_is_given_twice_is_looked_up(tmp_path: Path) -> None:
 def test_another_table_is_rejected(tmp_path: Path) -> None:
     table, other = _Table(tmp_path / "table", 2), _Table(tmp_path / "other", 2)
     assert need(table.data(1)).missing is None
-    with pytest.raises(RefusedAsUnsafe, match="is no Delta table that the query reads"):
+    with pytest.raises(WrongOption, match=f"whose id is {table.id}"):
         need(table.data(1), other.storage)
 
 
@@ -270,7 +278,7 @@ def test_a_damaged_checkpoint_and_a_log_without_an_id_raise_typed_errors(tmp_pat
             need(needed, table.storage)
     checkpoint.unlink()
     table.commit(0).unlink()
-    with pytest.raises(NotACheckpoint, match="without the id of the table"):
+    with pytest.raises(WrongOption, match="without the id of the table"):
         need(needed, table.storage)
 
 

@@ -6,14 +6,15 @@ the locations that the user has given.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from statekeeper.statestore.base.errors import NotACheckpoint, RefusedAsUnsafe, UnsafePath
+from statekeeper.statestore.base.errors import UnsafePath, WrongOption
 from statekeeper.statestore.maintenance.rollback.rewind import delta_log
 from statekeeper.statestore.maintenance.rollback.rewind.sources import delta, kafka
 from statekeeper.statestore.maintenance.rollback.rewind.sources.data import (
@@ -65,10 +66,10 @@ def look_up(sources: Mapping[str, SourceData], where: SourceLocations) -> tuple[
     Requests: one for each file; for a Delta table a listing of its log, its later commits and one for each of their files;
     for Kafka the list of topics, and two for each broker.
 
-    Raises `RefusedAsUnsafe` for a location that is of no source; `NotACheckpoint` for one that does not exist;
-    `CorruptFile`, `StorageError`, `UnsupportedEnvironment` without the package confluent-kafka, `BadConfiguration`.
+    Raises `WrongOption` for a location that is of no source; `CorruptFile`, `StorageError`, `BadConfiguration`,
+    `UnsupportedEnvironment` without the package confluent-kafka.
     """
-    tables, folders = _sorted(where.folders)
+    tables, folders = _sorted(where.folders, sources)
     unused = {storage.url for storage in where.folders}
     found = []
     for source, data in sources.items():
@@ -91,15 +92,45 @@ def look_up(sources: Mapping[str, SourceData], where: SourceLocations) -> tuple[
         known = tuple(missing) if missing or unchecked is None else None
         found.append(SourceNeed(source, str(data), known, unchecked))
     if unused:
-        raise RefusedAsUnsafe(
-            "is no Delta table that the query reads, and later batches have read no file below it; nothing was changed",
-            path=min(unused),
-            hint=f"check the URL after --source, or {_WITHOUT_THE_OPTION}",
+        # A location that does not exist has no file below it, either: storages have no empty folders.
+        raise _wrong(
+            "is no Delta table that the query reads, and later batches have read no file below it",
+            min(unused),
+            sources,
         )
     return tuple(found)
 
 
-def _sorted(folders: Sequence[Storage]) -> tuple[dict[str, Storage], list[Storage]]:
+def _wrong(problem: str, url: str, sources: Mapping[str, SourceData]) -> WrongOption:
+    """The error about a location, which names those that fit."""
+    fitting = list(_locations(sources))
+    return WrongOption(
+        f"{problem}; nothing was changed",
+        path=url,
+        hint=f"choose from: {'; '.join(fitting)}. Or {_WITHOUT_THE_OPTION}"
+        if fitting
+        else f"{_WITHOUT_THE_OPTION}: the later batches have read no file and no Delta table",
+    )
+
+
+def _locations(sources: Mapping[str, SourceData]) -> Iterator[str]:
+    """Yield the locations of the sources as far as the checkpoint names them."""
+    for source, data in sources.items():
+        if isinstance(data, Files) and data.urls:
+            yield f"--source {shlex.quote(_common_folder(data.urls))} (source {source})"
+        elif isinstance(data, DeltaVersions):
+            yield f"--source with the location of the Delta table whose id is {data.table_id} (source {source})"
+
+
+def _common_folder(urls: Sequence[str]) -> str:
+    """The innermost folder that contains all of these files. The first and the last one in order differ the most."""
+    first, last = (url.split("/")[:-1] for url in (min(urls), max(urls)))
+    return "/".join(
+        one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    )
+
+
+def _sorted(folders: Sequence[Storage], sources: Mapping[str, SourceData]) -> tuple[dict[str, Storage], list[Storage]]:
     """Divide the locations into Delta tables, by their id, and other folders."""
     tables: dict[str, Storage] = {}
     others = []
@@ -110,11 +141,9 @@ def _sorted(folders: Sequence[Storage]) -> tuple[dict[str, Storage], list[Storag
             continue
         table = delta_log.table_id(storage, listed, hint=_WITHOUT_THE_OPTION)
         if table is None:
-            raise NotACheckpoint(
-                "has a Delta log without the id of the table", path=storage.url, hint=_WITHOUT_THE_OPTION
-            )
+            raise _wrong("has a Delta log without the id of the table", storage.url, sources)
         if table in tables and tables[table].url != storage.url:
-            raise RefusedAsUnsafe(
+            raise WrongOption(
                 f"has the table id of {tables[table].url}: one of the two is a copy; nothing was changed",
                 path=storage.url,
                 hint="give only the table that the query reads",
