@@ -113,6 +113,7 @@ def _object(looked: Looked) -> dict[str, Any]:
         "floor": figures and figures.floor,
         "unproven": list(result.unproven),
         "stateless": result.stateless and code(result.stateless),
+        "rewound": result.rewound and {"first": result.rewound.start, "last": result.rewound[-1]},
     }
 
 
@@ -160,6 +161,8 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
     if len(problems) > tables.ROWS:
         console.print(f"the worst {tables.ROWS} of {len(problems):,} problems; --output json prints all")
     console.print(Text(_summary(looked)), soft_wrap=True)
+    if result.repeated_output is not None:
+        console.print(Text(pasteable(result.repeated_output)), soft_wrap=True)
     if result.unproven and not verbose:
         more = "" if result.decoded else "; to verify most of them, add --deep"
         console.print(f"this audit did not verify {len(result.unproven)} properties; to list them, add --verbose{more}")

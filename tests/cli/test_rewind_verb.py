@@ -60,7 +60,34 @@ def test_a_plan_that_names_no_sink_says_that_the_query_writes_the_later_batches_
         in shown
     )
     done = statekeeper(*verb, "--apply", "--confirm-stopped").output
-    assert "before you start the query, remove the rows of batches 1 to 2 from its sink" in done
+    reminder = done.splitlines()[-1]
+    assert reminder.startswith("before you start the query, remove the rows of batches 1 to 2 from its sink")
+    assert reminder.endswith(f"statekeeper rewind {tmp_path}/checkpoint --to-batch 0 --sink URL")
+
+
+def test_an_audit_reminds_of_the_output_that_the_query_writes_again_until_the_rewind_is_undone(tmp_path: Path) -> None:
+    with zipfile.ZipFile(ARCHIVES / "spark-4.2.0-v2-aggregation.zip") as archive:
+        archive.extractall(tmp_path)
+    root = tmp_path / "checkpoint"
+
+    def audited() -> tuple[str, dict[str, int] | None]:
+        done = statekeeper("audit", root)
+        assert done.exit_code == 0, done.output
+        return done.output, json.loads(statekeeper("audit", root, "--output", "json").stdout)["rewound"]
+
+    assert audited()[1] is None
+    for batch in ("1", "0"):
+        verb = ("rewind", root, "--to-batch", batch, "--scratch", tmp_path / "scratch", "--apply", "--confirm-stopped")
+        done = statekeeper(*verb)
+        assert done.exit_code == 0, done.output
+    shown, rewound = audited()
+    assert rewound == {"first": 1, "last": 2}
+    assert "after the rewind to batch 0, the query writes batches 1 to 2 again. Before you start it, remove" in shown
+    assert f"statekeeper rewind {root} --to-batch 0 --sink URL" in shown
+    run = re.search(r"--undo ([0-9a-f-]{36})", done.output)
+    assert run is not None
+    assert statekeeper("rewind", root, "--undo", run[1], "--confirm-stopped").exit_code == 0
+    assert audited()[1] == {"first": 2, "last": 2}
 
 
 def test_a_wrong_source_is_a_usage_error_that_names_the_right_ones(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, RefusedAsUnsafe, UnknownFormatVersion
 from statekeeper.statestore.checkpoint import leftovers
 from statekeeper.statestore.checkpoint.commit_log import Heads
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from statekeeper.statestore.format.names import StoreFileKind, StorePath
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
@@ -110,6 +110,22 @@ def recorded(storage: Storage, run: str) -> QuarantineRecord | None:
     except BAD_VALUES as error:
         hint = "if the query has not committed since, copy the files in this folder back to their paths"
         raise CorruptFile("is not a valid query position", path=path, hint=hint) from error
+
+
+def rewound_batches(paths: Iterable[str], newest: int) -> range | None:
+    """Return the batches after the newest one that rewinds removed: the query writes their output again. None if the query
+    has committed the first of them since, and for rewinds that also rolled back the file sink of the query. Pure.
+
+    `paths`: a listing that includes the quarantine."""
+    places = [place for path in paths if (place := names.parse_quarantined(path)) is not None]
+    with_sink = {run for run, path in places if path.startswith(f"{file_sink.LOG}/")}
+    found = {
+        batch
+        for run, path in places
+        if path.startswith(f"{names.COMMITS}/") and run not in with_sink
+        if (batch := names.parse_batch(path)) is not None and batch > newest
+    }
+    return range(newest + 1, max(found) + 1) if newest + 1 in found else None
 
 
 def copy_file(source: Storage, entry: Entry, target: Storage, path: str, *, scratch: Path) -> None:

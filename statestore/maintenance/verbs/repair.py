@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from statekeeper.statestore.base.errors import CorruptFile, UnsupportedProvider
 from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rollback import repair
 from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
-from statekeeper.statestore.maintenance.rollback.repair import Rebuild, Relocate, RepairAction, RepairPlan, Rewrite
+from statekeeper.statestore.maintenance.rollback.repair import (
+    Rebuild,
+    Relocate,
+    RepairAction,
+    RepairPlan,
+    RepairReason,
+    Rewrite,
+)
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
 from statekeeper.statestore.maintenance.verbs import as_json
@@ -90,6 +99,7 @@ class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
             ),
         )
         end = f"repaired {counted(len(done), 'file')}"
+        again = tuple(_written_again(plan))
         if not plan.actions:
             repaired = ()
             end = (
@@ -108,9 +118,9 @@ class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
             facts={"asks": plan.asks or "none", **({"run": prepared.run.id} if done else {})},
             figures={"files": len(plan.actions), "repaired_files": len(done)},
             tables=repaired,
-            lines=asks,
+            lines=(*asks, *again),
             made=repaired,
-            done=(*asks, *(() if asks and not plan.actions else (end,))),
+            done=(*asks, *(() if asks and not plan.actions else (end,)), *again),
         )
 
 
@@ -120,6 +130,19 @@ def _does(action: RepairAction) -> str:
     if isinstance(action, Relocate):
         return f"set schema location {action.location}"
     return "write again" if isinstance(action, Rebuild) else "quarantine"
+
+
+def _written_again(plan: RepairPlan) -> Iterator[str]:
+    """Yield the reminder that a query which was rolled back by hand writes the later batches again."""
+    paths = [action.path for action in plan.actions if action.reason is RepairReason.ROLLED_BACK_FILES]
+    batches = sorted({batch for path in paths if (batch := names.batch_of(path)) is not None})
+    if batches:
+        first, last = batches[0], batches[-1]
+        these = f"batch {first:,}" if first == last else f"batches {first:,} to {last:,}"
+        yield (
+            f"the query was rolled back, and writes {these} again. Before you start it, remove the rows of {these} from "
+            "its sink if they are still there"
+        )
 
 
 def _advised(run: Run) -> str | None:

@@ -221,7 +221,8 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
         if plan.actions:
             end = f"rewound to batch {plan.batch:,}: {len(done):,} files are in quarantine"
             lines = () if prepared.refusals else tuple(_notes(found, is_done=False))
-            after = (*_notes(found, is_done=True), end)
+            # What a person must still do comes last.
+            after = (end, *_notes(found, is_done=True))
         else:
             nothing = f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun"
             shown, lines = (), ()
@@ -375,13 +376,13 @@ def _notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
             f"rewind the checkpoint of the query, too: statekeeper rewind CHECKPOINT --to-batch {planned.batch} "
             f"--query-id {query_id} --apply --confirm-stopped" + ("" if is_done else " (--apply prints the ID)")
         )
-    notes += _file_sink_notes(found, is_done=is_done)
-    notes += _sink_notes(found, is_done=is_done)
     if gathered.crosses_conversion:
         notes.append(
             f"at batch {planned.batch:,}, the state store provider is {gathered.provider.value}: start the query with its "
             "settings from before the conversion"
         )
+    notes += _file_sink_notes(found, is_done=is_done)
+    notes += _sink_notes(found, is_done=is_done)
     if gathered.binding is not None:
         notes.append(f"start the job once with DeltaSink(..., continue_at_batch={planned.batch + 1})")
     return notes
@@ -415,7 +416,10 @@ def _sink_notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
     if sink is not None and sink.holds is None:
         return [f"the table {sink.url} has no rows of later batches"]
     if sink is not None:
-        restore = f"the table {sink.url} has rows up to batch {sink.holds:,}. To remove them, run: {sink.command}"
+        restore = (
+            f"the table {sink.url} has rows up to batch {sink.holds:,}, and the query writes the batches after "
+            f"{planned.batch:,} again. To remove their rows before you start the query, run: {sink.command}"
+        )
         return [restore, *(f"this also reverts version {text}" for text in sink.others)]
     if gathered.binding is None:
         return (
@@ -424,7 +428,8 @@ def _sink_notes(found: PlannedRewind, *, is_done: bool) -> list[str]:
             else []
         )
     return [
-        f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}"
+        f"the Delta table with id {table} was at version {version} after batch {planned.batch:,}. Restore it to this "
+        "version before you start the job: the job writes the later batches again"
         for table, version in gathered.sinks.items()
         if version >= 0
     ]
@@ -435,7 +440,10 @@ def _unknown_sink(planned: RewindPlan, *, is_done: bool) -> list[str]:
     first, last = planned.batch + 1, planned.newest
     batches = f"batch {first:,}" if first == last else f"batches {first:,} to {last:,}"
     if is_done:
-        return [f"before you start the query, remove the rows of {batches} from its sink: the query writes them again"]
+        return [
+            f"before you start the query, remove the rows of {batches} from its sink: the query writes them again. For a "
+            f"Delta table at URL, this prints the command: statekeeper rewind ROOT --to-batch {planned.batch} --sink URL"
+        ]
     return [
         f"not checked: the table or topic that the query writes. It keeps the rows of {batches}, which the query then "
         "writes again. For a Delta table, add --sink URL: the plan then has the command that removes these rows"

@@ -137,6 +137,7 @@ class RootFacts:
     older_metadata    problems of operator metadata of older batches
     batch_logs        problems of batch logs
     skipped           the batches that Spark skipped after a rewind
+    rewound           the batches whose output the query writes again after a rewind: see `quarantine.rewound_batches`
     """
 
     query: str | FileProblem
@@ -157,6 +158,7 @@ class RootFacts:
     older_metadata: tuple[FileProblem, ...] = ()
     batch_logs: tuple[FileProblem, ...] = ()
     skipped: SkippedBatches | None = None
+    rewound: range | None = None
 
 
 class Keeper(Enum):

@@ -181,7 +181,8 @@ class Audit:
     """The audit of a checkpoint. `batch`: the newest in the commit log, None before the first commit.
 
     `unproven`: properties that this audit cannot verify. `decoded`: figures of a deep audit, by store.
-    `stateless`: the reason why the query has no state; None for a stateful query.
+    `stateless`: the reason why the query has no state; None for a stateful query. `rewound`: the batches that a rewind
+    removed and that the query has not committed again.
     """
 
     batch: int | None
@@ -192,6 +193,20 @@ class Audit:
     requests: RequestCounts
     unproven: tuple[str, ...]
     stateless: Stateless | None = None
+    rewound: range | None = None
+
+    @property
+    def repeated_output(self) -> str | None:
+        """What a person must do about the output before the query starts after a rewind; None without a rewind."""
+        if self.rewound is None:
+            return None
+        target, last = self.rewound.start - 1, self.rewound[-1]
+        batches = f"batch {last:,}" if len(self.rewound) == 1 else f"batches {target + 1:,} to {last:,}"
+        return (
+            f"after the rewind to batch {target:,}, the query writes {batches} again. Before you start it, remove the rows "
+            f"of {batches} from its sink if they are still there. For a Delta table at URL, this prints the command: "
+            f"statekeeper rewind ROOT --to-batch {target} --sink URL"
+        )
 
     @property
     def versions(self) -> int:

@@ -92,7 +92,8 @@ def gather(
         strangers += [path for path, place in places if place and sparks.stops_cleanup(place[1], provider)]
         log = replace(log, newest_version=_newest_version(storage, log, files))
     root = _root(storage, origin, log, state, control, files, [*strangers, *_strangers(state, provider)], provider)
-    root = replace(root, provider=provider, batch_logs=tuple(files.damaged.values()))
+    rewound = quarantine.rewound_batches((entry.path for entry in control), max(log.commits, default=-1))
+    root = replace(root, provider=provider, batch_logs=tuple(files.damaged.values()), rewound=rewound)
     if origin is Origin.NATIVE:
         # Imported on demand: only a native checkpoint has schemas, which need Arrow.
         from statekeeper.statestore.maintenance.upkeep.audit.layouts import layouts

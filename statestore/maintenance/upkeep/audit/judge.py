@@ -91,6 +91,7 @@ def judge(facts: AuditFacts, policy: AuditPolicy | None = None) -> Audit:
             *judge_spark.unproven(facts),
         ),
         stateless=facts.stateless,
+        rewound=facts.root.rewound,
     )
 
 
