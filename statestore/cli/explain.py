@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from statekeeper.statestore.base import errors
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import (
@@ -17,14 +18,19 @@ from statekeeper.statestore.cli.common import (
     complete_root,
     endpoint_option,
     name_root,
+    open_root,
     output_option,
     pasteable,
+    say,
 )
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
+from statekeeper.statestore.maintenance.verbs.audit import look
 
 _FINDINGS = {kind.code: kind for kind in FindingKind}
 _ERRORS = {kind.code: kind for kind in errors.error_classes()}
+_BATCH, _NUMBER, _ROOT = "BATCH", "NUMBER", "ROOT"
+"""The placeholders of commands."""
 _CODES = sorted({*_FINDINGS, *_ERRORS})
 
 
@@ -53,18 +59,34 @@ def _code(_: click.Context, __: click.Parameter, given: str | None) -> str | Non
 def explain(code: str | None, root: str | None, output: Output) -> None:
     """Explain the code of a finding or an error: its meaning, the usual causes, and the next command.
 
-    explain only reads: it opens no checkpoint. The audit prints the code of its worst finding, and with --output json the
-    code of each finding. An error begins with its code. With ROOT, the commands name this checkpoint.
+    The audit prints the code of its worst finding, and with --output json the code of each finding. An error begins with
+    its code.
+
+    explain only reads. With ROOT, the commands name this checkpoint. If a command needs the batch from which the query can
+    restart, explain also audits ROOT, and fills in the batch.
 
     Without CODE, explain lists all codes.
     """
     if code is None:
         output.show(_all(), _print_all)
         return
+    batch = None
     if root is not None:
         name_root(click.get_current_context(), root)
-    found = list(_explained(code))
-    output.show({"code": code, "explanations": found}, lambda console: _print(console, code, found))
+        if code in _FINDINGS and any(_BATCH in one for one in EXPLANATIONS[_FINDINGS[code]].commands):
+            batch = _batch_to_restart_from(root)
+    found = list(_explained(code, batch))
+    output.show({"code": code, "batch": batch, "explanations": found}, lambda console: _print(console, code, found))
+
+
+def _batch_to_restart_from(root: str) -> int | None:
+    """Return the batch that the audit of a root names; None if it names none, or cannot audit the root."""
+    try:
+        opened = open_root(click.get_current_context(), root)
+        return look(opened.storage, opened.policies, clock=SystemClock()).audit.restart.batch
+    except StatekeeperError as error:
+        say(error)
+        return None
 
 
 def _all() -> dict[str, Any]:
@@ -77,8 +99,8 @@ def _all() -> dict[str, Any]:
     }
 
 
-def _explained(code: str) -> Iterator[dict[str, Any]]:
-    """Yield the explanations of a code: of a finding, of an error, or of both."""
+def _explained(code: str, batch: int | None) -> Iterator[dict[str, Any]]:
+    """Yield the explanations of a code: of a finding, of an error, or of both. `batch`: for the placeholder BATCH."""
     if code in _FINDINGS:
         kind = _FINDINGS[code]
         one = EXPLANATIONS[kind]
@@ -89,7 +111,9 @@ def _explained(code: str) -> Iterator[dict[str, Any]]:
             "causes": list(one.causes),
             "works": one.works,
             "action": one.action,
-            "commands": list(map(pasteable, one.commands)),
+            "commands": [
+                pasteable(line if batch is None else line.replace(_BATCH, str(batch))) for line in one.commands
+            ],
             "page": f"docs/checks/{one.check}.md#{code}",
         }
     if code in _ERRORS:
@@ -127,6 +151,11 @@ def _print(console: Console, code: str, found: list[dict[str, Any]]) -> None:
             console.print()
         for command in one["commands"]:
             console.print(tables.plain(f"    {command}"), soft_wrap=True)
+        if any(_BATCH in command for command in one["commands"]):
+            line = pasteable(f"BATCH is the batch that the audit names: statekeeper audit {_ROOT}")
+            console.print(tables.plain(line), soft_wrap=True)
+        if any(_NUMBER in command for command in one["commands"]):
+            console.print("NUMBER is the number of partitions that you want", soft_wrap=True)
         console.print()
         console.print(tables.plain(f"Page: {one['page']}"), soft_wrap=True)
         if one is not found[-1]:

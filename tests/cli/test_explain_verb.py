@@ -78,4 +78,19 @@ def test_the_audit_ends_with_the_command_that_explains_its_worst_finding(root: P
     last = _run("audit", root).stdout.splitlines()[-1]
     command = last.partition("explained by: ")[2]
     assert command == f"statekeeper explain changelog_missing {root}"
-    assert f"    statekeeper rewind {root} --to-batch BATCH" in _run(*shlex.split(command)[1:]).stdout
+    explained = _run(*shlex.split(command)[1:]).stdout
+    assert f"    statekeeper rewind {root} --to-batch 1\n" in explained, (
+        "the batch before the lost changelog of batch 2"
+    )
+    assert "BATCH" not in explained.partition("Next: ")[2].partition("    ")[2]
+
+
+def test_explain_says_where_the_number_comes_from_that_it_does_not_know(tmp_path: Path) -> None:
+    told = "BATCH is the batch that the audit names: statekeeper audit"
+    assert f"{told} ROOT" in _run("explain", "changelog_missing").stdout
+    gone = _run("explain", "changelog_missing", tmp_path / "gone")
+    assert gone.exit_code == 0
+    assert "not_a_checkpoint: " in gone.stderr
+    assert f"{told} {tmp_path}/gone" in gone.stdout
+    assert "NUMBER is the number of partitions" in _run("explain", "partitions_changed").stdout
+    assert "BATCH is" not in _run("explain", "store_undescribed").stdout

@@ -1,6 +1,6 @@
 """What each kind of finding means: the one text for `statekeeper explain`, for the pages of the checks and for Dagster.
 
-A finding itself names the file, the versions and the batch. These texts say what is true of all findings of a kind.
+A finding itself names the file and the batches. These texts say what is true of all findings of a kind.
 A command has the placeholder ROOT. A text has no markup except `code`.
 """
 
@@ -50,15 +50,15 @@ _EDITED = "A person edited the file, or restored it from another checkpoint."
 _TWO_RUNS = "Two runs of the query wrote to the checkpoint at the same time."
 _LATER = "A later Spark release wrote the file."
 
-_WHOLE_STATE = "The query starts, and every version of the state loads."
+_WHOLE_STATE = "The query starts, and the state of every batch loads."
 _OTHER_VERSIONS = (
-    "Versions that do not need this file load. The finding names the newest batch from which the query can restart."
+    "Batches that do not need this file load. The finding names the newest batch from which the query can restart."
 )
 _NO_DELETION = "gc deletes nothing while this error remains."
-_IF_WARNING = "With a WARNING, every version loads, but a load replays more changelogs."
+_IF_WARNING = "With a WARNING, every batch loads, but a load replays more changelogs."
 _RESTORE_OR_REWIND = (
     "Restore the file from a backup under the same name. If there is no backup, roll back to the batch that the finding"
-    " names as BATCH. If the finding says that only older versions are lost, the query is not affected: wait until "
+    " names as BATCH. If the finding says that only older batches are lost, the query is not affected: wait until "
     "retention no longer includes them, by default after 100 more batches."
 )
 
@@ -104,7 +104,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "In structure V2, a commit contains the unique id of the version of each store. No state file has the id in"
             " this commit, and later changelogs build on another id. The batch can no longer be restored.",
             (_EDITED, _TWO_RUNS),
-            "Later versions do not depend on this commit: the query starts. " + _NO_DELETION,
+            "Later batches do not depend on this commit: the query starts. " + _NO_DELETION,
             "Restore the commit from a backup.",
             _AUDIT,
         ),
@@ -118,7 +118,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
         ),
         FindingKind.COMMITS_MIXED: _log(
             "The newest change between structures V1 and V2 in the commit log is not a switchover: some stores have no "
-            "snapshot since then. Spark loads only versions in the structure of the running query.",
+            "snapshot since then. Spark loads only batches in the structure of the running query.",
             (
                 "Commits were restored from an older copy of the checkpoint.",
                 "The snapshots of a switchover were deleted.",
@@ -307,7 +307,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             f"{_REWIND} --file-sink URL --apply --confirm-stopped",
         ),
         FindingKind.CHANGELOG_MISSING: _store(
-            "The changelog of a version is missing. This version and the later ones up to the next snapshot cannot be "
+            "The changelog of a batch is missing. This batch and the later ones up to the next snapshot cannot be "
             "restored.",
             (
                 _DELETED,
@@ -320,7 +320,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             _REWIND,
         ),
         FindingKind.CHANGELOG_UNREADABLE: _store(
-            "A changelog is empty, truncated or altered. Its version and the later ones up to the next snapshot cannot "
+            "A changelog is empty, truncated or altered. Its batch and the later ones up to the next snapshot cannot "
             "be restored.",
             (_TORN,),
             _OTHER_VERSIONS + " " + _NO_DELETION,
@@ -349,9 +349,9 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
         ),
         FindingKind.BATCH_LOG_UNREADABLE: _store(
             "A batch log, which holds the changelogs of a whole batch, is damaged. The changelogs in it are lost. "
-            "Findings of the stores name the versions that cannot be restored.",
+            "Findings of the stores name the batches that cannot be restored.",
             (_TORN,),
-            "Versions that a snapshot has, and all versions before this batch, load.",
+            "Batches that a snapshot has, and all earlier batches, load.",
             "Restore the file from a backup.",
             _DEEP_AUDIT,
         ),
@@ -375,10 +375,10 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             _AUDIT,
         ),
         FindingKind.NO_BASE: _store(
-            "No snapshot precedes the changelogs of a store, or its folder is missing or empty. The versions cannot be "
+            "No snapshot precedes the changelogs of a store, or its folder is missing or empty. The batches cannot be "
             "restored.",
             (_DELETED, _COPIED),
-            "Other stores, and later versions with a snapshot, load. " + _NO_DELETION,
+            "Other stores, and later batches with a snapshot, load. " + _NO_DELETION,
             "Restore the folder or a snapshot from a backup. If the finding names an earlier batch, you can also roll "
             "back to it.",
             _AUDIT,
@@ -386,11 +386,11 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
         ),
         FindingKind.SNAPSHOT_MISSING: _store(
             "The lineage of the newest changelog starts from a snapshot that is missing. A load uses an older snapshot "
-            "and replays more changelogs. Spark 4.0 and 4.1 cannot load the newest version. Later releases load it only"
+            "and replays more changelogs. Spark 4.0 and 4.1 cannot load the newest batch. Later releases load it only"
             " if Spark's snapshot repair finds all changelogs that it needs: it replays hundreds of them and ignores "
             "snapshots between them.",
             (_DELETED, "The executor failed before its background upload of the snapshot."),
-            "A WARNING means that Statekeeper can load every version. The finding names the Spark releases that cannot.",
+            "A WARNING means that Statekeeper can load every batch. The finding names the Spark releases that cannot.",
             "For a native query, stop it and take a snapshot at the head. For a job on pipelines, take snapshots while "
             "it runs.",
             "statekeeper snapshot ROOT --at-head --mode snapshots --confirm-stopped",
@@ -459,14 +459,14 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
                 "A second attempt replaced only one of the two files.",
                 "The file itself is damaged: its codec (zstd, snappy or lzf) has no checksum of its own.",
             ),
-            "Statekeeper loads the version. Spark cannot load the versions that the finding names.",
+            "Statekeeper loads the batch. Spark cannot load the batches that the finding names.",
             "The audit says whether the file is intact. If it is, delete only the checksum file; of a snapshot, repair "
             "moves it to quarantine. If it may be damaged, restore both files from a backup.",
             _DEEP_AUDIT,
             REPAIR,
         ),
         FindingKind.SIDECAR_STRAY: _store(
-            "A checksum file (`.crc`) of a snapshot has no snapshot. Spark would reject a new snapshot of this version.",
+            "A checksum file (`.crc`) of a snapshot has no snapshot. Spark would reject a new snapshot of this batch.",
             ("An executor failed between the two writes.", "The zip was deleted, and its checksum file remained."),
             _WHOLE_STATE,
             "Stop the query, which may still write the zip. Then let repair move the checksum file to quarantine.",
@@ -476,7 +476,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             "On a local disk, Hadoop keeps a hidden checksum beside each file, and rejects a file that does not match "
             "it (`ChecksumException`).",
             ("A tool replaced the file without its hidden checksum.", "A faulty disk altered the file."),
-            "Statekeeper loads the version. Spark cannot load the versions that the finding names.",
+            "Statekeeper loads the batch. Spark cannot load the batches that the finding names.",
             "If the audit says that the file is intact, delete only the hidden checksum. If it may be damaged, restore "
             "both files from a backup.",
             _DEEP_AUDIT,
@@ -494,7 +494,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
         FindingKind.SNAPSHOT_OF_SPARK_4_0: _store(
             "Spark 4.0 wrote a snapshot of structure V2. Spark 4.1 and later reject it (`Expected v1, but found v2`).",
             ("The query ran on Spark 4.0.",),
-            "Spark 4.0 and Statekeeper load every version.",
+            "Spark 4.0 and Statekeeper load every batch.",
             "Stay on Spark 4.0. To upgrade, stop the query and rewrite the headers of the snapshots for the new "
             "release.",
             "statekeeper repair ROOT --for-spark 4.2 --apply --confirm-stopped",
@@ -507,19 +507,19 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
                 "A native query was not restarted since its newest snapshot: it finds snapshots only when it loads a "
                 "store.",
             ),
-            "Every version loads. The query runs until the number of commits in the finding is used up. gc is not "
+            "Every batch loads. The query runs until the number of commits in the finding is used up. gc is not "
             "blocked.",
             "Take snapshots of all stores. Then restart a native query. If the finding says so, stop the query first.",
             SNAPSHOT_ALL,
             check=FAR_FROM_LINEAGE_CEILING,
         ),
         FindingKind.NAME_STOPS_LOADS: _log(
-            "Spark reads a file as a snapshot because of its name, and cannot load any version of the store.",
+            "Spark reads a file as a snapshot because of its name, and cannot load any batch of the store.",
             (
                 "A person or a tool copied a `.zip` file into the folder of a store.",
                 "A snapshot of structure V2 is in a checkpoint of structure V1.",
             ),
-            "Statekeeper loads every version. The query cannot start.",
+            "Statekeeper loads every batch. The query cannot start.",
             "Stop the query. If the finding says so, let repair move the file to quarantine; otherwise, move it out of "
             "the checkpoint.",
             REPAIR,
