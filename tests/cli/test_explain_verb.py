@@ -79,8 +79,8 @@ def test_the_audit_ends_with_the_command_that_explains_its_worst_finding(root: P
     command = last.partition("explained by: ")[2]
     assert command == f"statekeeper explain changelog_missing {root}"
     explained = _run(*shlex.split(command)[1:]).stdout
-    assert f"    statekeeper rewind {root} --to-batch 1\n" in explained, (
-        "the batch before the lost changelog of batch 2"
+    assert f"    statekeeper rewind {root} --to-batch 0\n" in explained, (
+        "the batch before the lost changelog of batch 1"
     )
     assert "BATCH" not in explained.partition("Next: ")[2].partition("    ")[2]
 
