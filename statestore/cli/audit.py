@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def _store_object(store: StoreAudit, garbage: Amount) -> dict[str, Any]:
 
 
 def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
-    """Print the findings by severity and kind, then one summary line."""
+    """Print the findings by severity and kind, then the summary."""
     result = looked.audit
     problems = _by_problem(result.findings)
     for (severity, kind), group in itertools.groupby(
@@ -160,7 +160,8 @@ def _print(console: Console, looked: Looked, *, verbose: bool) -> None:
         console.print()
     if len(problems) > tables.ROWS:
         console.print(f"the worst {tables.ROWS} of {len(problems):,} problems; --output json prints all")
-    console.print(Text(_summary(looked)), soft_wrap=True)
+    for line in _summary(looked):
+        console.print(Text(line), soft_wrap=True)
     if result.repeated_output is not None:
         console.print(Text(pasteable(result.repeated_output)), soft_wrap=True)
     if result.unproven and not verbose:
@@ -189,7 +190,8 @@ def _named_stores(stores: Sequence[StorePath]) -> str:
     return f"{counted(len(stores), 'other store')}: {named}{', ...' if len(stores) > _NAMED_STORES else ''}"
 
 
-def _summary(looked: Looked) -> str:
+def _summary(looked: Looked) -> Iterator[str]:
+    """The lines after the findings: can the query restart, what was read, and what gc does."""
     result, totals = looked.audit, _object(looked)["totals"]
     verdict = (
         ("nothing to audit" if result.batch is None else "clean")
@@ -202,7 +204,9 @@ def _summary(looked: Looked) -> str:
         records, keys = sum(one.records for one in decoded), sum(one.keys for one in decoded)
         read += f", {records:,} records and {keys:,} keys of snapshots decoded"
     if result.stateless is not None:
-        return f"{when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}; {read}"
+        yield f"{when(result.batch)}: {verdict}; {result.stateless.value}; {result.restart.explained}"
+        yield read
+        return
     if looked.facts.root.provider is Provider.HDFS_BACKED:
         garbage = f"Spark's maintenance deletes old files ({Provider.HDFS_BACKED.value})"
     elif result.breaks:
@@ -211,7 +215,6 @@ def _summary(looked: Looked) -> str:
         garbage = f"the next gc deletes at most {totals['garbage_files']:,} files ({totals['garbage_bytes']:,} bytes)"
         if looked.forecast is not None and looked.forecast.floor is not None:
             garbage += f"; it retains {VersionId(looked.forecast.floor).in_words} and later"
-    return (
-        f"{when(result.batch)}: {verdict}; {totals['stores']:,} stores, {totals['versions']:,} versions; "
-        f"{result.restart.explained}; {read}; {garbage}"
-    )
+    yield f"{when(result.batch)}: {verdict}; {result.restart.explained}"
+    yield f"{counted(totals['stores'], 'store')} with {counted(totals['versions'], 'version')}; {read}"
+    yield garbage

@@ -303,7 +303,7 @@ def _line(one: Visit) -> str:
 
 
 def _print(console: Console, visits: list[Visit], made: Round, *, is_plan: bool) -> None:
-    columns = ("root", "status", "batch", "longest tail", "snapshots", "deleted files", "requests", "s")
+    columns = ("root", "status", "batch", "tail", "snapshots", "deleted", "requests", "s")
     table = tables.table(f"{counted(len(visits), 'checkpoint')} maintained", *columns)
     for one in visits:
         found = metrics.gauges_of(one)

@@ -15,7 +15,7 @@ ROWS = 50
 """Maximum number of rows in a table; further rows are counted."""
 
 _TEXTS = ("action", "reason", "rule", "problem", "source", "path", "file")
-_PATHS = ("path", "file")
+_PATHS = ("path", "file", "root")
 """Columns whose cells are wrapped, because a shortened path cannot be copied."""
 
 

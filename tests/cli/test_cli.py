@@ -21,7 +21,7 @@ from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import main, tables
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
-from tests.support.commands import json_output, run
+from tests.support.commands import at_a_terminal, json_output, run
 from tests.support.entry_points import ARCHIVES
 from tests.support.s3_server import S3Server
 
@@ -229,6 +229,27 @@ def test_an_interrupted_run_ends_cleanly_and_reports_completed_snapshots(root: P
     assert 1 <= len(taken) < partitions
     assert len(json_output("snapshot", root, "--all")["taken"]) == partitions - len(taken)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_breaks_lines_between_words_and_never_in_a_command(
+    root: Path, checkpoint: Checkpoint, columns: int
+) -> None:
+    (root / checkpoint.stores[0].changelog(checkpoint.versions[-1][0])).unlink()
+    whole = run("audit", root).stdout.splitlines()
+    code, shown = at_a_terminal("audit", root, stream="stdout", columns=columns)
+    assert code == 3
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown.splitlines()]
+    commands = [found[0] for line in whole for found in re.finditer(r"statekeeper (?:rewind|explain) .*", line)]
+    assert len(commands) == 2
+    for command in commands:
+        assert any(line.endswith(command) for line in lines), "it can be pasted"
+    assert all(len(line) <= columns or line.strip() in commands for line in lines)
+    assert any(len(line) > 80 for line in lines if line.strip() not in commands) == (columns == 200)
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split())
+    further = [line for line in lines if not any(one.startswith(line) for one in whole)]
+    assert further or columns == 200
+    assert all(line.startswith("  ") for line in further), "a further line is indented"
 
 
 def test_names_with_markup_characters_are_shown_unchanged(root: Path, checkpoint: Checkpoint) -> None:

@@ -32,18 +32,24 @@ def json_output(*arguments: object) -> dict:
 
 def shown_at_a_terminal(*arguments: object) -> str:
     """Call the command in its own process, and return its progress, which it writes to the terminal at stderr."""
-    terminal, stderr = pty.openpty()
+    returncode, shown = at_a_terminal(*arguments, stream="stderr")
+    assert returncode == 0, shown
+    return shown
+
+
+def at_a_terminal(*arguments: object, stream: str, columns: int = 120) -> tuple[int, str]:
+    """Call the command in its own process, and return its exit code and what it writes to `stream`, a terminal."""
+    terminal, end = pty.openpty()
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: end}
     with subprocess.Popen(
         [sys.executable, "-m", "statekeeper", *map(str, arguments)],
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        env={**os.environ, "COLUMNS": "120"},
+        **streams,
+        env={**os.environ, "COLUMNS": str(columns)},
     ) as process:
-        os.close(stderr)
+        os.close(end)
         shown = b""
         with contextlib.suppress(OSError):  # the terminal is closed at the end of the process
             while piece := os.read(terminal, 4096):
                 shown += piece
     os.close(terminal)
-    assert process.returncode == 0, shown
-    return shown.decode()
+    return process.returncode, shown.decode().replace("\r\n", "\n")

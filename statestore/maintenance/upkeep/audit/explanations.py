@@ -57,9 +57,9 @@ _OTHER_VERSIONS = (
 _NO_DELETION = "gc deletes nothing while this error remains."
 _IF_WARNING = "With a WARNING, every batch loads, but a load replays more changelogs."
 _RESTORE_OR_REWIND = (
-    "Restore the file from a backup under the same name. If there is no backup, roll back to the batch that the finding"
-    " names as BATCH. If the finding says that only older batches are lost, the query is not affected: wait until "
-    "retention no longer includes them, by default after 100 more batches."
+    "Restore the file from a backup under the same name. If there is no backup, roll back to the batch that the finding "
+    "names. If the finding says that only older batches are lost, the query is not affected: wait until retention no "
+    "longer includes them, by default after 100 more batches."
 )
 
 
