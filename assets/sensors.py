@@ -67,7 +67,7 @@ def sensors(
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
         description=f"Requests one run of {names.of('maintain_queries')} for the queries with at least "
-        "`snapshot.changelogs` new versions, or whose replay exceeds `snapshot.restore_target`. It also discovers queries. "
+        "`snapshot.changelogs` new batches, or whose replay exceeds `snapshot.restore_target`. It also discovers queries. "
         "The first tick that finds a query requests the health of the fleet.",
     )
     def changelog_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:

@@ -141,7 +141,7 @@ def test_a_request_has_tags_with_its_reason_and_its_fleet(
     fleet: Fleet, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
     (request,) = runs_of(tick(fleet, instance))
-    assert request.tags == {REASON_TAG: "flights: version 9: first run of the query", FLEET_TAG: fleet.config_file}
+    assert request.tags == {REASON_TAG: "flights: batch 8: first run of the query", FLEET_TAG: fleet.config_file}
 
 
 def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
@@ -153,7 +153,7 @@ def test_a_tick_without_new_commits_requests_no_run_and_reports_figures(
     flights.grow(3)
     second = tick(fleet, instance, first.cursor)
     assert not runs_of(second)
-    assert "1 queries, none is due; closest is flights: 3 new versions of 4" in why(second)
+    assert "1 queries, none is due; closest is flights: 3 new batches of 4" in why(second)
     flights.grow(1)
     third = tick(fleet, instance, second.cursor)
     assert [request.run_key for request in runs_of(third)] == ["maintain:flights@13#1"]

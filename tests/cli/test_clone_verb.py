@@ -35,7 +35,7 @@ def test_a_dry_run_shows_the_files_and_a_run_copies_them(source: Checkpoint, tmp
     assert not (tmp_path / "copy").exists()
     done = statekeeper(*verb)
     assert done.exit_code == 0, done.output
-    assert f"cloned batch 3, version 4 to file://{tmp_path}/copy" in done.output
+    assert f"cloned batch 3 to file://{tmp_path}/copy" in done.output
     twin = Checkpoint.__new__(Checkpoint)
     twin.__dict__.update(source.__dict__, storage=open_storage(str(tmp_path / "copy")))
     twin.assert_right(tmp_path / "host")

@@ -78,11 +78,11 @@ def test_each_line_of_jsonl_is_a_row(root: Path, checkpoint: Checkpoint) -> None
 
 def test_a_table_shows_columns_by_store_and_names_the_option_for_more(root: Path, checkpoint: Checkpoint) -> None:
     shown = run("dump", root).output
-    assert "batch 2, version 3: 4 rows" in shown
+    assert "batch 2: 4 rows" in shown
     for text in ("state/0/0\n", "state/0/1\n", "key_group", "name", "day", "tags", '["x", "x", "x"]'):
         assert text in shown
     few = run("dump", root, "--limit", 3).output
-    assert "batch 2, version 3: the first 3 rows; --limit shows more" in few
+    assert "batch 2: the first 3 rows; --limit shows more" in few
     assert "3 rows;" in few
 
 
@@ -134,7 +134,7 @@ def test_version_0_of_a_native_query_is_empty_even_after_its_first_logs_were_pur
 def test_an_error_for_an_uncommitted_version_lists_the_committed_ones(root: Path, checkpoint: Checkpoint) -> None:
     result = run("dump", root, "--version", 9)
     assert result.exit_code == 1
-    assert "version_not_loadable: commits/8: version 9 (batch 8) is not committed" in result.stderr
+    assert "version_not_loadable: commits/8: batch 8 is not committed" in result.stderr
     assert "the commit log has batches 0 to 2" in result.stderr
 
 
@@ -176,7 +176,10 @@ def test_rows_that_contradict_the_schema_are_damage_and_the_error_names_their_st
     made.batch(changes(a=1), {key("b"): b"\0" + bytes(7)})
     result = run("dump", root)
     assert result.exit_code == 1
-    assert "corrupt_file: state/0/1: version 1 does not fit the schema in _statekeeper/binding.json" in result.stderr
+    assert (
+        "corrupt_file: state/0/1: the state of batch 0 does not fit the schema in _statekeeper/binding.json"
+        in result.stderr
+    )
     assert run("dump", root, "--store", "0/0").exit_code == 0
 
 
@@ -301,7 +304,7 @@ def test_all_differences_are_counted_even_if_a_limit_hides_some(root: Path, chec
     assert (len(found["changes"]), found["shown"]) == (2, 2)
     assert found["totals"] == {"added": 2, "removed": 1, "changed": 1}
     shown = run("diff", root, "--from", 1, "--limit", 2).output
-    assert "from version 1 (batch 0) to 3 (batch 2): 2 added, 1 removed, 1 changed; the first 2 are shown" in shown
+    assert "from batch 0 to batch 2: 2 added, 1 removed, 1 changed; the first 2 are shown" in shown
     whole = run("diff", root, "--from", 1).output
     assert "2 added, 1 removed, 1 changed\n" in whole
     lines = run("diff", root, "--from", 1, "--output", "jsonl").stdout.splitlines()
@@ -320,4 +323,4 @@ def test_one_store_can_be_compared_alone(root: Path, checkpoint: Checkpoint) -> 
 def test_diff_to_version_0_is_a_usage_error(root: Path, checkpoint: Checkpoint) -> None:
     result = run("diff", root, "--to", 0)
     assert result.exit_code == 2
-    assert "version 0 is empty and has no version before it: use --to 1 or later" in " ".join(result.stderr.split())
+    assert "no state is before the empty one: use --to-batch 0 or later" in " ".join(result.stderr.split())

@@ -120,17 +120,15 @@ def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     lines = shown.stdout.splitlines()
     missing = checkpoint.stores[0].changelog(checkpoint.versions[11][0])
     assert f"error: {missing}: is missing" in lines
-    assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in lines
-    assert "state/0/1: these versions cannot be loaded after the deletion: versions 1 to 7 (batches 0 to 6)" in lines
+    assert "state/0/0: these batches already cannot be loaded: batch 10" in lines
+    assert "state/0/1: these batches cannot be loaded after the deletion: batches 0 to 6" in lines
     assert lines[-2] == f"due for deletion: {len(planned['files'])} files"
     assert lines[-1].endswith(" --accept-loss --apply")
     assert "cannot be loaded" not in run("gc", root, *NOW).stdout, "the losses are shown only if they are accepted"
     done = run("gc", root, *NOW, "--accept-loss", "--apply")
     assert done.exit_code == 3, done.output
-    assert "state/0/0: these versions already cannot be loaded: version 11 (batch 10)" in done.stderr
-    assert (
-        "state/0/1: these versions cannot be loaded after the deletion: versions 1 to 7 (batches 0 to 6)" in done.stderr
-    )
+    assert "state/0/0: these batches already cannot be loaded: batch 10" in done.stderr
+    assert "state/0/1: these batches cannot be loaded after the deletion: batches 0 to 6" in done.stderr
     gone = {path for path in before - files(root) if not path.startswith(f"{names.LEASES}/")}
     assert gone == {file["path"] for file in planned["files"]} != set()
     checkpoint.assert_right(tmp_path / "host")
@@ -175,12 +173,11 @@ def test_a_plan_shows_the_bytes_to_delete_now_and_the_time_for_the_rest(root: Pa
     assert plan["deletable"]["now"] == {"files": 0, "bytes": 0}, "all versions are retained for an hour"
     assert young["bytes"] == sum(rule["bytes"] for name, rule in plan["rules"].items() if name == "restores")
     assert (
-        young["when"]
-        == "when the retention floor reaches the snapshot of version 4, after batch 5 and the grace period"
+        young["when"] == "when the retention floor reaches the snapshot of batch 3, after batch 5 and the grace period"
     )
     shown = run("gc", root, *NOW)
     assert "now: " in shown.output
-    assert "when the retention floor reaches the snapshot of version 12" in " ".join(shown.output.split())
+    assert "when the retention floor reaches the snapshot of batch 11" in " ".join(shown.output.split())
     log = root / names.COMMITS / "11"
     young_files = root / checkpoint.stores[0].changelog(checkpoint.versions[1][0])
     for path in (root / names.COMMITS).iterdir():
@@ -248,16 +245,19 @@ def test_a_drawn_lineage_shows_snapshots_dead_branches_and_the_next_deletions(
     shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
     assert shown.exit_code == 0, shown.output
     lines = [" ".join(line.split()) for line in shown.output.splitlines()]
-    assert lines[0] == "state/0/0: head 12, restore of the retention floor starts at version 8"
-    assert lines[1].startswith("12 changelog and snapshot, ")
-    assert any(line.startswith(f"10 changelog (next gc deletes it) of a dead branch, {dead.id}, ") for line in lines)
-    assert any(line.startswith("8 changelog (next gc deletes it) and snapshot, ") for line in lines)
-    assert any(line.startswith("1 .. 3 changelog (next gc deletes it), older than the lineage, ") for line in lines)
+    assert lines[0] == (
+        "state/0/0: the newest batch is 11, a restore of the retention floor starts at: batch 7. "
+        "Below, each line begins with its batches; the files of batch N have the number N + 1"
+    )
+    assert lines[1].startswith("11 changelog and snapshot, ")
+    assert any(line.startswith(f"9 changelog (next gc deletes it) of a dead branch, {dead.id}, ") for line in lines)
+    assert any(line.startswith("7 changelog (next gc deletes it) and snapshot, ") for line in lines)
+    assert any(line.startswith("0 .. 2 changelog (next gc deletes it), older than the lineage, ") for line in lines)
     body = json.loads(run("--config", config, "inspect", "counting", "--lineage", "0/0", "--output", "json").stdout)
     [of_dead] = [one for one in body["versions"] if one["version"] == str(dead)]
     assert (of_dead["committed"], of_dead["files"]) == (False, {"changelog": "dead_branch"})
     assert run("inspect", root, "--lineage", "7/7").exit_code == 2
     assert run("--config", config, "gc", "counting", "--apply").exit_code == 0
     shown = run("--config", config, "inspect", "counting", "--lineage", "0/0")
-    assert "state/0/0: head 12" in shown.output
+    assert "state/0/0: the newest batch is 11" in shown.output
     assert dead.id not in shown.output

@@ -184,7 +184,7 @@ def test_a_process_that_stays_maintains_serves_its_figures_and_ends_at_sigterm(
         assert found["statekeeper_query_snapshots_total", "orders"] == 4
     # The counters survive the process, and what it has seen is not due.
     result = run("--config", config, "maintain", "--all", "--once", "--state", state, "--output", "json")
-    assert json.loads(result.stdout)["not_due"] == {"orders": "0 new versions of 3"}
+    assert json.loads(result.stdout)["not_due"] == {"orders": "0 new batches of 3"}
 
 
 def test_a_new_process_fetches_no_sst_file_that_the_one_before_it_has_kept(s3_server: S3Server, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_dry_run_shows_the_tables_and_a_run_writes_them(source: Checkpoint, tm
     assert not to.exists()
     done = statekeeper(*verb)
     assert done.exit_code == 0, done.output
-    assert f"saved batch 1, version 2 to file://{to}: 2 rows in 1 tables" in done.output
+    assert f"saved batch 1 to file://{to}: 2 rows in 1 tables" in done.output
     assert [row["key"]["name"] for row in rows_of(to)] == ["b", "z"]
     assert "the savepoint is complete: nothing to do" in statekeeper(*verb, "--dry-run").output
     assert statekeeper(*verb).exit_code == 0
@@ -68,13 +68,13 @@ def test_a_labeled_savepoint_is_made_listed_and_deleted(source: Checkpoint, tmp_
     assert (shown.exit_code, "by the storage service" in shown.output) == (0, True)
     done = statekeeper(*verb)
     assert done.exit_code == 0, done.output
-    assert f"saved batch 1, version 2 as march to file://{to}" in done.output
+    assert f"saved batch 1 as march to file://{to}" in done.output
     for place in (root, to):
         [found] = json.loads(statekeeper("savepoint", place, "--list", "--output", "json").output)["savepoints"]
         assert (found["label"], found["note"], found["batch"]) == ("march", "before the upgrade", 1)
     assert "savepoint march: before the upgrade\n" in statekeeper("inspect", to).output
     line = statekeeper("savepoint", root, "--list").output
-    assert "march: batch 1, version 2 as files" in line
+    assert "march: batch 1 as files" in line
     assert line.endswith(f"file://{to}: before the upgrade\n")
     planned = statekeeper("savepoint", root, "--delete", "march")
     assert (planned.exit_code, " --apply\n" in planned.output, (to / "metadata").exists()) == (0, True, True)

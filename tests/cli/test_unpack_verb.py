@@ -53,7 +53,7 @@ def test_inspect_shows_the_batch_logs_and_the_command_for_spark(logged: Checkpoi
     expected = {"files": 4, "size_bytes": sum(sizes), "oldest": 1, "newest": 4}
     assert json.loads(shown.stdout)["batch_logs"] == expected
     text = CliRunner().invoke(main, ["inspect", str(root)], obj=MAINTAINER).output
-    assert f"batch logs: 4 with {sum(sizes):,} bytes, versions 1 to 4" in text
+    assert f"batch logs: 4 with {sum(sizes):,} bytes, batches 0 to 3" in text
     assert f"Spark reads their changelogs after: statekeeper unpack {root}" in text
 
 

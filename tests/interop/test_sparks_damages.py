@@ -256,7 +256,7 @@ def test_a_missing_table_of_two_snapshots(v2: Made) -> None:
     assert (finding.kind, finding.severity) == (FindingKind.TABLE_MISSING, Severity.ERROR)
     assert older.name in finding.problem
     assert newer.name in finding.problem
-    assert finding.meaning.startswith(f"versions 1 to 5 (batches 0 to 4) of store {finding.store} cannot be restored")
+    assert finding.meaning.startswith(f"batches 0 to 4 of store {finding.store} cannot be restored")
     v2.assert_spark_fails("CANNOT_LOAD_STATE_STORE")
 
 

@@ -80,9 +80,9 @@ def test_the_next_load_from_storage_detects_a_zombie_that_replaced_a_confirmed_c
             with pytest.raises(VersionNotLoadable) as raised:
                 host.load(history.head)
             assert raised.value.path == STORE.changelog(history.versions[3])
-            assert "version 5 (batch 4) of state/0/3 cannot be loaded" in str(raised.value)
+            assert "batch 4 of state/0/3 cannot be loaded" in str(raised.value)
             assert "overwritten with other changes by an attempt that was not committed" in str(raised.value)
-            assert "newest version that can be loaded is version 2 (batch 1)" in str(raised.value)
+            assert "newest batch that can be loaded is 1" in str(raised.value)
         assert host.read(history.versions[2]) == history.states[2]
     # The host with the confirmed changelog continues, also for the others.
     assert hosts[0].read(history.head) == history.states[-1]

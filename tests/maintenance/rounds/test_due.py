@@ -123,13 +123,13 @@ def test_it_is_due_again_after_the_number_of_versions_that_makes_a_long_tail() -
     ask = decided(30, asked)
     assert isinstance(ask, Ask)
     assert ask.asked == Asked(30, 1, NOW)
-    assert "10 new versions" in ask.reason
+    assert "10 new batches" in ask.reason
 
 
 def test_it_is_due_when_the_replay_of_its_new_versions_reaches_the_restore_target() -> None:
     asked = Asked(20, 0, NOW, versions=4)
     wait = decided(23, asked)
-    assert (wait.asked, wait.reason) == (asked, "3 new versions of 4")
+    assert (wait.asked, wait.reason) == (asked, "3 new batches of 4")
     ask = decided(24, asked)
     assert isinstance(ask, Ask)
     assert "exceeds the restore target" in ask.reason
@@ -155,7 +155,7 @@ def test_while_a_run_is_active_no_run_is_requested() -> None:
 
 
 def test_a_successful_run_fulfills_the_request() -> None:
-    assert decided(25, Asked(20, 3, NOW)) == Wait(Asked(20, 0, NOW), 5, "5 new versions of 10")
+    assert decided(25, Asked(20, 3, NOW)) == Wait(Asked(20, 0, NOW), 5, "5 new batches of 10")
 
 
 def test_a_failed_run_is_requested_again_after_a_growing_pause_even_without_commits() -> None:

@@ -80,7 +80,7 @@ def test_snapshots_contain_confirmed_versions_and_loads_start_from_them(
 def test_no_snapshot_is_taken_of_a_replaced_changelog(checkpoint: Checkpoint, storage: Storage, tmp_path: Path) -> None:
     checkpoint.grow(5)
     replace_changelog(storage, 4)
-    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not committed.* version 5 "):
+    with pytest.raises(VersionNotLoadable, match=r"state/0/0/4\.changelog: .* not committed.* batch 4 "):
         take_snapshots(storage, tmp_path)
     assert checkpoint.stores[0] not in catalog.snapshots(storage)
     held = contents.contents_at(storage)
@@ -156,7 +156,7 @@ def test_a_deep_audit_names_a_changelog_whose_bytes_were_not_confirmed_and_no_ot
     (finding,) = found.findings
     assert (finding.kind, finding.file) == (FindingKind.CHANGELOG_REPLACED, path)
     assert "does not match the digest in its commit" in finding.problem
-    assert finding.meaning.startswith(f"versions 5 to 8 (batches 4 to 7) of store {finding.store} cannot be restored")
+    assert finding.meaning.startswith(f"batches 4 to 7 of store {finding.store} cannot be restored")
     assert found.restart.batch == 3
     # And that is so.
     checkpoint.assert_right(tmp_path / "new host", 3)

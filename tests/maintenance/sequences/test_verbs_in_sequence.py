@@ -142,7 +142,7 @@ def test_lost_files_of_a_removed_partition_are_a_warning_about_rewinds(tmp_path:
     found = judge(gather(open_storage(str(checkpoint))))
     assert [(one.kind, one.severity) for one in found.findings] == [(FindingKind.CHANGELOG_MISSING, Severity.WARNING)]
     assert "no start needs this store" in found.findings[0].meaning
-    assert "a rewind to versions 2 to 3 (batches 1 to 2) is not possible" in found.findings[0].meaning
+    assert "a rewind to batches 1 to 2 is not possible" in found.findings[0].meaning
     assert found.restart.as_is
 
 

@@ -33,7 +33,7 @@ def test_a_job_without_maintenance_takes_emergency_snapshots_and_logs_them(strea
     tails = [max(s.commit.tail_changelogs for p in report.partitions for s in p.stores) for report in reports]
     assert max(tails) == 4, tails
     assert f"Schedule for this root: statekeeper maintain {stream.root.as_uri()}" in caplog.text
-    assert len(list(stream.root.glob("state/0/*/*.zip"))) == caplog.text.count("emergency snapshot of version")
+    assert len(list(stream.root.glob("state/0/*/*.zip"))) == caplog.text.count("emergency snapshot of batch")
     assert stream.state() == {(1,): (6, 15), (2,): (6, 15)}
 
     # Another host replays only the changelogs after the newest snapshot.

@@ -73,9 +73,7 @@ def test_a_new_host_rejects_the_changelog_of_a_nondeterministic_zombie(job: Job,
     job.feed(1).run(delta_session)
     (job.root / "state/0/0/3.changelog").write_bytes(late)
     shutil.rmtree(job.folder / "local")
-    with pytest.raises(
-        VersionNotLoadable, match=r"3\.changelog: .* not committed.* version 3 \(batch 2\) .* version 2"
-    ):
+    with pytest.raises(VersionNotLoadable, match=r"3\.changelog: .* not committed.* batch 2 .* batch 1"):
         job.feed(1).run(delta_session)
     assert job.committed() == 3
 

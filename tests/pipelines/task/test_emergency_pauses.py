@@ -102,11 +102,11 @@ def test_after_the_tails_are_short_again_the_next_emergency_has_no_pause(
     said: list[str] = []
     snapshots = emergency(FaultyStorage(checkpoint.storage), tmp_path, said)
     assert snapshots.before(4, LIMIT)
-    assert len([text for text in said if "emergency snapshot of version" in text]) == 2
+    assert len([text for text in said if "emergency snapshot of batch" in text]) == 2
     assert not snapshots.before(5, 0)
     checkpoint.grow(LIMIT)
     assert snapshots.before(6, LIMIT)
-    assert len([text for text in said if "emergency snapshot of version" in text]) == 4
+    assert len([text for text in said if "emergency snapshot of batch" in text]) == 4
 
 
 class Forgetful(FaultyStorage):
@@ -123,5 +123,5 @@ def test_snapshots_are_taken_even_if_their_record_cannot_be_written(checkpoint: 
     assert emergency(Forgetful(checkpoint.storage), tmp_path, said).before(600, 600)
     checkpoint.assert_snapshots_are_right(tmp_path / "fresh")
     assert sum("the job cannot write their record" in text for text in said) == 2
-    assert sum("emergency snapshot of version 4 in" in text for text in said) == len(checkpoint.stores)
+    assert sum("emergency snapshot of batch 3 in" in text for text in said) == len(checkpoint.stores)
     assert not any("failed" in text for text in said)

@@ -301,7 +301,7 @@ def test_a_reused_snapshot_is_read_back_under_its_new_name(
     with monkeypatch.context() as patched:
         patched.setattr(steps, "encode_snapshot", forgetful)
         patched.setattr(steps, "read_snapshot", lambda body, path: replace(read_snapshot(body, path), digest="another"))
-        with pytest.raises(CorruptFile, match="does not contain the state of version 6"):
+        with pytest.raises(CorruptFile, match="does not contain the state of batch 5"):
             switch(storage, source.other, tmp_path)
     assert structure_of(storage) is source
     abort(storage)

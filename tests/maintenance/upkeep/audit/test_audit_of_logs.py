@@ -93,7 +93,7 @@ def test_without_its_newest_commit_the_query_cannot_start_and_the_one_before_is_
     finding = the_only_finding(audit)
     assert finding.meaning == (
         "the query cannot start, because this is the newest commit; the newest batch of which every store has all "
-        "files is 4 (version 5)"
+        "files is 4"
     )
     assert (audit.batch, audit.restart.batch) == (5, 4)
     checkpoint.assert_right(tmp_path / "fresh", 4)

@@ -40,7 +40,7 @@ def test_a_rolled_back_query_in_v1_would_load_a_snapshot_of_the_abandoned_time_l
         "state/0/0/5.zip",
     )
     assert (
-        "once the query reaches version 5 again, a restart loads the old 5.zip and silently uses wrong state"
+        "once the query reaches batch 4 again, a restart loads the old 5.zip and silently uses wrong state"
         in finding.meaning
     )
     assert f"statekeeper repair {v1.url} --apply --confirm-stopped" in finding.action
@@ -65,7 +65,7 @@ def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tm
         publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
     worst = audited(v2.storage).findings[0]
     assert worst.severity is Severity.ERROR
-    assert "still needed: every file below version 120" in worst.meaning
+    assert "still needed: every file with a number below 120" in worst.meaning
     v2.assert_right(tmp_path / "host", 3)
 
 

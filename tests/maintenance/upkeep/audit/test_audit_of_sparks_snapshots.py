@@ -32,7 +32,7 @@ def test_v2_snapshots_of_spark_4_0_are_named_because_later_releases_reject_them(
     finding = the_only_finding(audited(v2.storage))
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_OF_SPARK_4_0, Severity.WARNING)
     assert "Expected v1, but found v2" in finding.meaning
-    assert "versions 3 to 6" in finding.meaning
+    assert "batches 2 to 5" in finding.meaning
     assert f"statekeeper repair {v2.storage.url} --for-spark 4.2" in finding.action
 
 
@@ -56,9 +56,7 @@ def test_without_a_snapshot_the_names_of_column_families_are_lost(tmp_path: Path
         finding = the_only_finding(audit)
         assert (finding.kind, finding.severity) == (FindingKind.FAMILIES_LOST, Severity.ERROR)
         assert finding.file == STORE.snapshot(versions[0])
-        assert finding.meaning.startswith(
-            f"versions 1 to 3 (batches 0 to 2) of store {finding.store} cannot be restored"
-        )
+        assert finding.meaning.startswith(f"batches 0 to 2 of store {finding.store} cannot be restored")
         assert audit.restart.batch is None
 
 
@@ -82,7 +80,7 @@ def test_a_missing_snapshot_that_sparks_repair_cannot_replace_is_an_error_althou
     audit = audited(storage)
     finding = the_only_finding(audit)
     assert (finding.kind, finding.severity) == (FindingKind.SNAPSHOT_MISSING, Severity.ERROR)
-    assert "no Spark release can load version 8, because the changelog of version 1 is missing" in finding.meaning
+    assert "no Spark release can load batch 7, because the changelog of batch 0 is missing" in finding.meaning
     assert f"statekeeper snapshot {storage.url} --at-head" in finding.action
     assert audit.restart.batch == 7
 

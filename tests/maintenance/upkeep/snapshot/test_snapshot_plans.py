@@ -35,7 +35,7 @@ def test_stores_with_long_tails_are_planned_worst_first_with_reasons() -> None:
         (1, SnapshotReason.COUNT),
     ]
     assert made.take[1].explained == (
-        "many changelogs since the newest snapshot: 10 changelogs, 500 bytes since version 1"
+        "many changelogs since the newest snapshot: 10 changelogs, 500 bytes since batch 0"
     )
     assert [(action.store.partition, action.reason) for action in made.leave] == [
         (0, SkipReason.SHORT_TAIL),
