@@ -292,6 +292,11 @@ def test_a_diff_shows_added_removed_and_changed_rows_with_both_values(root: Path
 
 def test_the_newest_version_is_compared_with_the_one_before_it(root: Path, checkpoint: Checkpoint) -> None:
     assert json_output("diff", root) == json_output("diff", root, "--from", 2, "--to", 3)
+    assert json_output("diff", root) == json_output("diff", root, "--from-batch", 1, "--to-batch", 2)
+    assert json_output("diff", root, "--to-batch", 0) == json_output("diff", root, "--from-batch", -1, "--to", 1)
+    assert "from the empty state to batch 0: " in run("diff", root, "--to-batch", 0).output
+    twice = run("diff", root, "--from-batch", 1, "--from", 2)
+    assert (twice.exit_code, "give either --from-batch or --from" in twice.stderr) == (2, True)
     assert {change["key"]["name"] for change in json_output("diff", root)["changes"]} == {"b", "y"}, (
         "c was put as it was"
     )
