@@ -119,7 +119,7 @@ def test_an_override_lists_the_lost_versions_and_deletes_only_the_plan(
     assert (shown.exit_code, files(root)) == (3, before)
     lines = shown.stdout.splitlines()
     missing = checkpoint.stores[0].changelog(checkpoint.versions[11][0])
-    assert f"error: {missing}: is missing" in lines
+    assert f"error: {missing} (of batch 10): is missing" in lines
     assert "state/0/0: these batches already cannot be loaded: batch 10" in lines
     assert "state/0/1: these batches cannot be loaded after the deletion: batches 0 to 6" in lines
     assert lines[-2] == f"due for deletion: {len(planned['files'])} files"
