@@ -104,7 +104,7 @@ def next_step(
     while True:
         gap = _gap(chain)
         if gap is not None:
-            return NotLoadable(gap, "the lineage jumps over a version")
+            return NotLoadable(gap, "the lineage jumps over a batch")
         if local is not None and (tail := _after(local.version, chain)) is not None:
             return LoadPlan(BaseKind.LOCAL, local.version, tail, shortened(chain, snapshots))
         for index in range(len(chain) - 1, -1, -1):

@@ -48,8 +48,8 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 @click.option(
     "--retain",
     type=click.IntRange(1),
-    help="Number of versions to verify. Use the same number as for gc. Default: the number in statekeeper.toml, otherwise "
-    "100.",
+    help="Number of versions to verify: one for each batch. Use the same number as for gc. Default: the number in "
+    "statekeeper.toml, otherwise 100.",
 )
 @scratch_option
 @click.option(

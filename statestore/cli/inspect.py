@@ -35,7 +35,7 @@ from statekeeper.statestore.storage.query_metrics import QueryMetrics
 @click.option(
     "--lineage",
     metavar="STORE",
-    help="Show the lineage of one store, for example 0/3 (operator 0, partition 3): its versions, its snapshots and "
+    help="Show the lineage of one store, for example 0/3 (operator 0, partition 3): its batches, its snapshots and "
     "its dead branches. A dead branch is a file of a failed attempt.",
 )
 @output_option

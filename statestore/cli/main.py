@@ -27,7 +27,7 @@ VERBS = (
         "maintain", _HEALTHY, "Do all that is due: snapshot, audit, gc. Can stay.", f"maintain {_ROOT} --dry-run"
     ),
     VerbEntry("snapshot", _HEALTHY, "Only shorten a restart.", f"snapshot {_ROOT} --mode snapshots"),
-    VerbEntry("gc", _HEALTHY, "Only delete files that no retained version needs.", f"gc {_ROOT}"),
+    VerbEntry("gc", _HEALTHY, "Only delete files that no retained batch needs.", f"gc {_ROOT}"),
     VerbEntry("repair", _RECOVER, "Remove what stops Spark, and keep the newest batch.", f"repair {_ROOT}"),
     VerbEntry("rewind", _RECOVER, "Go back to an earlier batch or time.", f"rewind {_ROOT} --to-batch 1200"),
     VerbEntry(

@@ -66,7 +66,9 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
 
     name = "gc"
     retain: int | None = option(
-        "Number of versions to retain. Default: the number in statekeeper.toml, otherwise 100.", default=None, least=1
+        "Number of versions to retain: one for each batch. Default: the number in statekeeper.toml, otherwise 100.",
+        default=None,
+        least=1,
     )
     grace_seconds: float | None = option(
         "Minimum age of a file before gc deletes it, for example 90s, 10m, 1h or 7d. Default: the age in "
