@@ -14,12 +14,14 @@ from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.lineage import BaseKind
+from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import FINDINGS, Opened, Output, error_object, output_option, pasteable, say
 from statekeeper.statestore.cli.lineage import lineage_lines, lineage_object
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.mirrors import MirrorRecord
 from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
@@ -244,6 +246,9 @@ def _print_facts(
     operators = ", ".join(f"{number} {name or 'without metadata'}" for number, name in about.operators.items())
     if operators:
         console.print(tables.plain(f"operators: {operators}"), soft_wrap=True)
+    if gathered.origin is Origin.NATIVE and about.structure is Structure.V2:
+        confs = " ".join(f"--conf {name}={value}" for name, value in about.structure.conf.items())
+        console.print(tables.plain(f"before Spark 4.3, each start of the query needs: {confs}"), soft_wrap=True)
     if about.cloned is not None:
         console.print(
             f"cloned from {about.cloned.source} at batch {about.cloned.batch:,}", soft_wrap=True, markup=False

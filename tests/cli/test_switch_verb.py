@@ -30,7 +30,9 @@ def test_the_verb_shows_the_plan_requires_confirmation_and_prints_the_conf_for_t
     before = contents(checkpoint.storage)
     shown = statekeeper(root, "--to", "v2")
     assert shown.exit_code == 0, shown.output
-    assert "checkpointFormatVersion=2" in shown.output
+    setting = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+    pasteable = [f"  --conf {setting}=2", f'  spark.conf.set("{setting}", "2")']
+    assert shown.output.splitlines()[-3:-1] == pasteable
     assert "2 stores" in shown.output
     assert statekeeper(root, "--to", "v2", "--apply").exit_code == 13
     assert contents(checkpoint.storage) == before
@@ -38,7 +40,8 @@ def test_the_verb_shows_the_plan_requires_confirmation_and_prints_the_conf_for_t
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["switched"] is True
     assert structure_of(checkpoint.storage) is Structure.V2
-    assert "nothing to do" in statekeeper(root, "--to", "v2").output
+    again = statekeeper(root, "--to", "v2").output
+    assert ("nothing to do" in again, again.splitlines()[-2:]) == (True, pasteable)
     assert statekeeper(root, "--abort", "--confirm-stopped").exit_code == 13
     assert is_right(checkpoint, checkpoint.storage, tmp_path)
 

@@ -184,6 +184,22 @@ def test_after_a_start_with_the_wrong_structure_spark_continues_as_the_audit_adv
     assert (audit.batch, audit.findings) == (5, ())
 
 
+def test_a_query_in_structure_v2_needs_the_setting_that_inspect_prints(v2: Made) -> None:
+    v2.query.confs[FORMAT] = "1"
+    try:
+        with pytest.raises(Exception, match="CANNOT_LOAD_STATE_STORE"):
+            v2.query.run(1)
+    finally:
+        del v2.query.confs[FORMAT]
+    assert v2.audited().findings == ()
+    printed = CliRunner().invoke(main, ["inspect", str(v2.query.checkpoint)]).stdout
+    name, value = re.findall(r"each start of the query needs: --conf (\S+)=(\S+)", printed)[0]
+    v2.query.confs[name] = value
+    v2.query.run(0)
+    audit = v2.audited()
+    assert (audit.batch, audit.findings) == (5, ())
+
+
 def taken_back(made: Made, *, hidden: bool = True) -> None:
     """Back to batch 1, by hand, in the logs alone."""
     for log in ("commits", "offsets", "sources/0"):

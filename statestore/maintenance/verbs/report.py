@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TypeAlias
 
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records.history import Json
 
 Figure: TypeAlias = str | int | float
@@ -77,6 +78,17 @@ def as_object(error: StatekeeperError) -> Json:
 def way_back(verb: str, url: str, run: str) -> str:
     """Return the line with the command that reverses a run."""
     return f"to undo this run: statekeeper {verb} {shlex.quote(url)} --undo {run} --confirm-stopped"
+
+
+def start_lines(structure: Structure) -> tuple[str, ...]:
+    """The lines with the settings of a native query in this structure: for `spark-submit`, and in code."""
+    wrong = "without it" if structure is Structure.V2 else "with the value 2"
+    return (
+        "start the query with this setting, as an option of spark-submit or in its code before it starts. Before Spark "
+        f"4.3, {wrong} the query fails, for example with CANNOT_LOAD_STATE_STORE.UNCATEGORIZED, and no state is lost:",
+        *(f"  --conf {name}={value}" for name, value in structure.conf.items()),
+        *(f'  spark.conf.set("{name}", "{value}")' for name, value in structure.conf.items()),
+    )
 
 
 def decimal(size_bytes: int) -> str:

@@ -31,7 +31,7 @@ from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import CompletesRewrites, Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.options import FILE_SINK, FOR_SPARK, option
-from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, start_lines, when
 from statekeeper.statestore.storage import Storage
 
 P = TypeVar("P", bound=Plan)
@@ -290,16 +290,16 @@ class Convert(Rewrite):
         return whole_stores.Convert(self.to, self.structure)
 
     def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
-        plan, start = prepared.plan, "start the query as before"
+        plan = prepared.plan
+        start = ("start the query as before",)
         if plan.provider is not Provider.HDFS_BACKED:
-            settings = " ".join(f"{name}={value}" for name, value in plan.structure.conf.items())
-            start = f"start the query with {settings}"
+            start = start_lines(plan.structure)
         provider, structure = plan.provider.value, plan.structure.value
         return self.report_of(
             prepared,
             title=f"to {provider} in structure {structure}",
-            after=(f"afterwards, {start}",),
-            done=(f"converted to {provider}; {start}",),
+            after=(f"afterwards, {start[0]}", *start[1:]),
+            done=(f"converted to {provider}", *start),
             is_there=f"the checkpoint already has {provider} in structure {structure}",
         )
 

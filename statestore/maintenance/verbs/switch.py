@@ -17,7 +17,7 @@ from statekeeper.statestore.maintenance.verbs import as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option
-from statekeeper.statestore.maintenance.verbs.report import Report, Table, when
+from statekeeper.statestore.maintenance.verbs.report import Report, Table, start_lines, when
 from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery
 
 
@@ -57,9 +57,11 @@ class Switch(OfStoppedQuery[SwitchPlan]):
             f"{plan.seconds:,.0f} s and at most {plan.local_bytes:,} bytes of local disk",
             f"{len(plan.first) + len(plan.last):,} files are quarantined; {plan.stays_files:,} files of the old "
             f"structure, {plan.stays_bytes:,} bytes, are kept so that the switch can be reversed",
-            f"start the query afterwards with {plan.start_with}",
         )
-        done = f"switched to {plan.to.value}; start the query with {plan.start_with}"
+        start = start_lines(plan.to)
+        if plan.origin is Origin.OWN:
+            start = (f"start the job with start(..., {plan.start_with})",)
+        done = f"switched to {plan.to.value}"
         if plan.is_there:
             done = f"the checkpoint already has structure {plan.to.value}: nothing to do"
         return Report(
@@ -86,6 +88,6 @@ class Switch(OfStoppedQuery[SwitchPlan]):
                     ],
                 ),
             ),
-            lines=(*self.unfinished(plan), *lines),
-            done=(done,),
+            lines=(*self.unfinished(plan), *lines, f"afterwards, {start[0]}", *start[1:]),
+            done=(done, *start),
         )
