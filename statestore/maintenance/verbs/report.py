@@ -82,10 +82,12 @@ def way_back(verb: str, url: str, run: str) -> str:
 
 def start_lines(structure: Structure) -> tuple[str, ...]:
     """The lines with the settings of a native query in this structure: for `spark-submit`, and in code."""
-    wrong = "without it" if structure is Structure.V2 else "with the value 2"
+    wrong = "without it the query fails with CANNOT_LOAD_STATE_STORE"
+    if structure is Structure.V1:
+        wrong = "with the value 2 the query fails with None.get"
     return (
         "start the query with this setting, as an option of spark-submit or in its code before it starts. Before Spark "
-        f"4.3, {wrong} the query fails, for example with CANNOT_LOAD_STATE_STORE.UNCATEGORIZED, and no state is lost:",
+        f"4.3, {wrong}, and no state is lost:",
         *(f"  --conf {name}={value}" for name, value in structure.conf.items()),
         *(f'  spark.conf.set("{name}", "{value}")' for name, value in structure.conf.items()),
     )
