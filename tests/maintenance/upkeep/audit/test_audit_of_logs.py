@@ -155,8 +155,8 @@ def test_a_lineage_at_odds_below_the_head_is_found_by_a_deep_audit(checkpoint: C
 @pytest.mark.parametrize(
     ("lineage", "problem"),
     [
-        ((), "has a lineage without the previous version"),
-        ((VersionId(4, SOME_ID),), "has a lineage that skips a version"),
+        ((), "has a lineage without the batch before"),
+        ((VersionId(4, SOME_ID),), "has a lineage that skips a batch"),
     ],
 )
 def test_an_invalid_lineage_is_named(checkpoint: Checkpoint, lineage: tuple[VersionId, ...], problem: str) -> None:

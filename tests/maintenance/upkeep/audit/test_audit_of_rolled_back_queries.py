@@ -60,7 +60,7 @@ def test_in_v2_files_of_the_abandoned_time_line_are_a_warning(v2: Checkpoint, tm
     worse = audited(v2.storage).findings[0]
     assert "/9" in worse.file
     assert worse.severity is Severity.WARNING
-    assert "maintenance counts from the largest version number" in worse.meaning
+    assert "maintenance counts from the largest number in a file name" in worse.meaning
     for number in (120, 300):
         publish_snapshot(v2.storage, STORE, VersionId(number, SOME_ID), {b"given": b"up"}, tmp_path)
     worst = audited(v2.storage).findings[0]
@@ -81,8 +81,8 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
         assert {action.reason for action in plan.actions} == {RepairReason.ROLLED_BACK_FILES}
         assert told
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
-        first = 5 if next_batch_began else 4
-        assert all(f"of versions {first} to 6" in finding.problem for finding in told)
+        first = 4 if next_batch_began else 3
+        assert all(f"of batches {first} to 5" in finding.problem for finding in told)
         assert all(f"the logs end at version {first - 1}" in finding.problem for finding in told)
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
         assert {place[1].version.version for place in places if place} == set(range(first, 7))
