@@ -99,7 +99,8 @@ def test_an_empty_changelog_holds_the_floor(written: Written, tmp_path: Path) ->
     plan = cleaned(root)
     assert (plan.floor, plan.deletions) == (1, [])
     assert any(
-        finding.endswith("2_44ab814a-8b2a-4e3c-b6c7-cda6db3b62d3.changelog: is empty") for finding in plan.findings
+        finding.endswith("2_44ab814a-8b2a-4e3c-b6c7-cda6db3b62d3.changelog (of batch 1): is empty")
+        for finding in plan.findings
     )
 
 

@@ -291,7 +291,7 @@ class Convert(Rewrite):
 
     def report(self, prepared: Prepared[RewritePlan, Progress, Begun]) -> Report:
         plan = prepared.plan
-        start = ("start the query as before",)
+        start: tuple[str, ...] = ("start the query as before",)
         if plan.provider is not Provider.HDFS_BACKED:
             start = start_lines(plan.structure)
         provider, structure = plan.provider.value, plan.structure.value

@@ -271,7 +271,7 @@ def test_a_snapshot_with_other_bytes_on_read_back_stops_the_switchover_before_th
     before = contents(switchable.storage)
     with monkeypatch.context() as patched:
         patched.setattr(Database, "capture", forgetful)
-        with pytest.raises(CorruptFile, match="does not contain the state of version"):
+        with pytest.raises(CorruptFile, match="does not contain the state of batch"):
             switch(switchable.storage, source.other, tmp_path)
     assert structure_of(switchable.storage) is source
     abort(switchable.storage)

@@ -83,9 +83,9 @@ def test_the_repair_quarantines_exactly_the_time_line_that_the_audit_reports(
         assert {finding.file for finding in told} <= {action.path for action in plan.actions}
         first = 4 if next_batch_began else 3
         assert all(f"of batches {first} to 5" in finding.problem for finding in told)
-        assert all(f"the logs end at version {first - 1}" in finding.problem for finding in told)
+        assert all(f"the logs end at batch {first - 1}" in finding.problem for finding in told)
         places = [names.parse_store_path(action.path.removesuffix(names.SIDECAR)) for action in plan.actions]
-        assert {place[1].version.version for place in places if place} == set(range(first, 7))
+        assert {place[1].version.version for place in places if place} == set(range(first + 1, 7))
         list(repair.execute(storage, plan, run=SOME_ID))
         assert not [finding for finding in audited(storage).findings if finding.kind is FindingKind.ROLLED_BACK_FILES]
         assert repair.plan(repair.gather(storage), None).actions == ()
