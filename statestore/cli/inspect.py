@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
@@ -23,6 +24,8 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.mirrors import MirrorRecord
+from statekeeper.statestore.maintenance.records import drills
+from statekeeper.statestore.maintenance.records.drills import Measured
 from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.maintenance.upkeep import snapshot as snapshots
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotFacts, StoreSnapshotFacts
@@ -46,7 +49,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> int:
 
     For each store, inspect shows the batch of the snapshot from which a restart begins (base) and the changelogs
     that a restart replays (tail). It also shows the predicted time to replay the tail (restore s), and the number and
-    size of the files.
+    size of the files. After a drill, this time includes the base, as measured.
 
     If the commit or the offsets of the newest batch are damaged, inspect names the file, and shows the newest batch that
     it can read.
@@ -55,6 +58,7 @@ def inspect(root: Opened, lineage: str | None, output: Output) -> int:
         _show_lineage(root, lineage, output)
         return 0
     gathered, damage = snapshots.gather_readable(root.storage, supported=tuple(Provider))
+    gathered = gathered.corrected_by(drills.read(root.storage))
     found = advice(root.storage, gathered, root.policies.mode_for(gathered.origin), clock=SystemClock())
     about = describe(root.storage, gathered)
     result = _facts_object(gathered, about, found)
@@ -116,6 +120,7 @@ def _facts_object(gathered: SnapshotFacts, about: Description, found: Sequence[A
         "metrics": about.metrics and about.metrics.as_json(),
         "written_by": [spark.value for spark in gathered.written_by],
         "restore_seconds": round(sum(gathered.restore_seconds(fact) for fact in gathered.stores), 3),
+        "restore_measured": gathered.measured and _measured_object(gathered.measured),
         "stores": [_fact_object(gathered, about, fact) for fact in gathered.stores],
         "advice": [{"seen": one.seen, "confs": one.confs} for one in found],
     }
@@ -129,6 +134,14 @@ def mirror_line(record: MirrorRecord, newest: int | None) -> str:
         f"mirror of {record.source} at batch {record.batch:,}; before you start a query from here, remove the output "
         "of later batches from the sink"
     )
+
+
+def _measured_object(measured: Measured) -> dict[str, Any]:
+    return {
+        "drilled_at": utc(measured.drilled_at_seconds),
+        "stores": measured.stores,
+        "seconds": round(measured.seconds, 3),
+    }
 
 
 def _owner_object(owner: Owner) -> dict[str, Any]:
@@ -273,6 +286,8 @@ def _print_facts(
     if about.metrics is not None:
         for line in _metrics_lines(about.metrics):
             console.print(line, soft_wrap=True)
+    if gathered.measured is not None:
+        console.print(tables.plain(gathered.measured.described), soft_wrap=True)
     for fact in worst[: tables.ROWS]:
         if fact.problem:
             console.print(tables.plain(f"{fact.store}: {fact.problem}"), soft_wrap=True)

@@ -27,6 +27,7 @@ VERBS = (
         "maintain", _HEALTHY, "Do all that is due: snapshot, audit, gc. Can stay.", f"maintain {_ROOT} --dry-run"
     ),
     VerbEntry("snapshot", _HEALTHY, "Only shorten a restart.", f"snapshot {_ROOT} --mode snapshots"),
+    VerbEntry("drill", _HEALTHY, "Prove that stores restore, and how fast.", f"drill {_ROOT}"),
     VerbEntry("gc", _HEALTHY, "Only delete files that no retained batch needs.", f"gc {_ROOT}"),
     VerbEntry("repair", _RECOVER, "Remove what stops Spark, and keep the newest batch.", f"repair {_ROOT}"),
     VerbEntry("rewind", _RECOVER, "Go back to an earlier batch or time.", f"rewind {_ROOT} --to-batch 1200"),
@@ -84,8 +85,8 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Act at once: maintain, snapshot, clone, mirror, publish, savepoint and unpack. To see only their plan, add --dry-run.
-    Also --undo, --abort and lease --break act at once.
+    Act at once: maintain, snapshot, drill, clone, mirror, publish, savepoint and unpack. To see only their plan, add
+    --dry-run. Also --undo, --abort and lease --break act at once.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
 

@@ -25,6 +25,7 @@
         cloned.json             the source of a clone
         retained.json           the findings of the last retention pass
         verified.json           the snapshot files that retention has read in full
+        drills.json             the last drill of each store: its rows as a digest, and its seconds
         aside/<run>/<path>      quarantine: the original of a file that a repair or a switchover moved or changed
         aside/<run>.json        the position of the query at that time
         switchover/<number>/begun.json, ended.json, made-<operator>-<partition>-<store>.json
@@ -58,6 +59,7 @@ HISTORY = f"{CONTROL}/history"
 CLONED = f"{CONTROL}/cloned.json"
 RETAINED = f"{CONTROL}/retained.json"
 VERIFIED = f"{CONTROL}/verified.json"
+DRILLS = f"{CONTROL}/drills.json"
 QUARANTINE = f"{CONTROL}/aside"
 SWITCHOVERS = f"{CONTROL}/switchover"
 DEFAULT_STORE = "default"

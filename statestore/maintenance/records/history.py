@@ -131,8 +131,47 @@ class DeletedFiles(_Line, kw_only=True):
     read_bytes: Count = 0
 
 
+class PlannedDrill(_Line):
+    """A store that a drill is about to restore."""
+
+    store: StorePath
+    version: VersionId
+    reason: str = ""
+
+
+class DrilledStore(_Line):
+    """The result of the drill of a store. `verdict`: code of `drill.Verdict`; `compared`: codes of `drill.Against`;
+    `predicted_seconds`, `seconds`: of the load, before and by the drill."""
+
+    store: StorePath
+    version: VersionId
+    verdict: str
+    rows: Count = 0
+    compared: tuple[str, ...] = ()
+    predicted_seconds: Seconds = 0.0
+    seconds: Seconds = 0.0
+    detail: str = ""
+
+
+class FailedDrill(_Line):
+    """A store that a drill could not examine. `code`: code of the error."""
+
+    store: StorePath
+    code: str
+    error: str
+
+
 HistoryRecord: TypeAlias = (
-    PlannedSnapshot | TakenSnapshot | FailedSnapshot | FailedRun | RetentionHead | PlannedDeletion | DeletedFiles
+    PlannedSnapshot
+    | TakenSnapshot
+    | FailedSnapshot
+    | FailedRun
+    | RetentionHead
+    | PlannedDeletion
+    | DeletedFiles
+    | PlannedDrill
+    | DrilledStore
+    | FailedDrill
 )
 
 
@@ -153,6 +192,12 @@ _DECODERS: Mapping[tuple[str, str], Mapping[str, Callable[[Json], HistoryRecord]
     },
     ("gc", "plan"): {"delete": PlannedDeletion.decode, "head": RetentionHead.decode},
     ("gc", "outcome"): {"outcome": DeletedFiles.decode, "failed": FailedRun.decode},
+    ("drill", "plan"): {"store": PlannedDrill.decode},
+    ("drill", "outcome"): {
+        "verdict": DrilledStore.decode,
+        "error": FailedDrill.decode,
+        "failed": FailedRun.decode,
+    },
     ("mirror", "plan"): {"delete": PlannedDeletion.decode},
     ("mirror", "outcome"): {"outcome": DeletedFiles.decode, "failed": FailedRun.decode},
 }

@@ -95,8 +95,13 @@ def unheld(storage: Storage, clock: Clock) -> StatekeeperError | None:
 def copies(source: Storage, destination: Storage, mode: Mode, clock: Clock) -> Refusals:
     """Require that no verb deletes files of the source of a copy, and that no other maintainer holds the lease of the
     destination. In mode `observe`, a copy does not hold its batch in the source. Raises `StorageError`."""
-    hold = None if mode is Mode.OBSERVE else _error_of(lambda: holds.require_possible(source, clock=clock))
-    return refusals(hold, unheld(destination, clock))
+    return refusals(*reads(source, mode, clock), unheld(destination, clock))
+
+
+def reads(source: Storage, mode: Mode, clock: Clock) -> Refusals:
+    """Require that no verb deletes files of a root that is read for long. In mode `observe`, no hold is written. Raises
+    `StorageError`."""
+    return refusals(None if mode is Mode.OBSERVE else _error_of(lambda: holds.require_possible(source, clock=clock)))
 
 
 def _error_of(require: Callable[[], None]) -> StatekeeperError | None:

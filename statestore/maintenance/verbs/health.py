@@ -8,6 +8,7 @@ from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.maintenance.records import drills
 from statekeeper.statestore.maintenance.records.history import DeletedFiles, newest_outcome_among, runs_since
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
@@ -28,7 +29,9 @@ class Health:
     version              newest committed version; 0 before the first batch
     stores               number of stores
     longest_tail         longest tail of a store, in changelogs
-    restore_seconds      restore debt: sequential replay of all tails, at the speed that the newest snapshots measured
+    restore_seconds      restore debt: sequential replay of all tails, at the speed that the newest snapshots measured; with
+                         the bases, at the speed that drills measured, if there were any
+    drilled_at_seconds   of the newest drill that measured it; None without one
     files, bytes         of all stores; `reclaimable_`: deleted by the next retention run, logs and records included
     orphan_files         files that no committed version can reach, `orphan_bytes` likewise: see `StoreAudit`
     reclaimed_bytes      deleted by the newest retention run
@@ -58,6 +61,7 @@ class Health:
     counts: RequestCounts = field(default_factory=RequestCounts)
     runs_of_last_day: int = 0
     job: QueryMetrics | None = None
+    drilled_at_seconds: float | None = None
 
     @property
     def requests(self) -> int:
@@ -75,6 +79,7 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
     for a job those of `metrics_at`. Raises the errors of the first two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True, supported=tuple(Provider))
+    gathered = gathered.corrected_by(drills.read(storage))
     looked = audits.look(storage, policies, clock=clock)
     audit = looked.audit
     reclaimable = looked.forecast.now if looked.forecast else Amount()
@@ -102,4 +107,5 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
         counts=storage.requests.since(before),
         runs_of_last_day=runs_since(clock.now_seconds() - _DAY_SECONDS, listed),
         job=job,
+        drilled_at_seconds=None if gathered.measured is None else gathered.measured.drilled_at_seconds,
     )

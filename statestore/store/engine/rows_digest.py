@@ -34,6 +34,14 @@ class RowsDigest:
         self.rows += other.rows
         self._sum += other._sum
 
+    @classmethod
+    def parse(cls, text: str) -> RowsDigest:
+        """Parse the text of a digest. Raises `ValueError`."""
+        digest = cls()
+        rows, _, total = text.partition(":")
+        digest.rows, digest._sum = int(rows), int(total, 16)
+        return digest
+
     def take(self, other: RowsDigest) -> None:
         """Remove rows that were added before."""
         self.rows -= other.rows

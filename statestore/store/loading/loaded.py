@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statekeeper.statestore.checkpoint.lineage import BaseKind, Lineage
+from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
 from statekeeper.statestore.store.engine.rocks import Database
 
@@ -16,7 +17,8 @@ class LoadReport:
     """The work of one load. Bytes, files and requests are those of storage; `base` is the kind of base.
 
     `skipped_snapshots`: the snapshots that could not be the base, each with its problem. `kept_tables`: tables of the base
-    that were kept on local disk.
+    that were kept on local disk. `base_version`, `base_milliseconds`: the base, and the time to fetch and open it; of a
+    load from storage.
     """
 
     base: BaseKind = BaseKind.NOTHING
@@ -30,6 +32,8 @@ class LoadReport:
     replaced_damaged_copy: bool = False
     skipped_snapshots: tuple[str, ...] = ()
     kept_tables: int = 0
+    base_version: VersionId | None = None
+    base_milliseconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

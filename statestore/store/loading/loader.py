@@ -108,16 +108,15 @@ class Loader:
             milliseconds=(self._clock.monotonic_seconds() - started) * 1000,
         )
 
-    def restore(self, target: VersionId, path: Path) -> Restored:
-        """Restore a version from storage into the new directory `path`, for a snapshot.
+    def restore(self, target: VersionId, path: Path, *, older_than: int | None = None) -> Restored:
+        """Restore a version from storage into the new directory `path`, for a snapshot or a drill.
 
         Tables of its base may be kept copies. The database is not marked with its version. Every block of the base is
-        verified: if one is corrupt, an older base is used, and `report.skipped_snapshots` names the snapshot. Raises as
-        `load`.
+        verified: if one is corrupt, an older base is used, and `report.skipped_snapshots` names the snapshot. `older_than`:
+        the base has a smaller number than this. Raises as `load`.
         """
-        return self._rebuild(
-            LoadRequest(self._store, target, root=self._storage.url), self._changelogs(), path, marked=False
-        )
+        request = LoadRequest(self._store, target, root=self._storage.url)
+        return self._rebuild(request, self._changelogs(), path, marked=False, older_than=older_than)
 
     def advance_local_copy(self, target: VersionId) -> bool:
         """Move the local copy forward to a committed version. Compact its tables if there are many.
@@ -281,9 +280,20 @@ class Loader:
         report = LoadReport(base=BaseKind.LOCAL, replayed_changelogs=len(plan.replay), replayed_keys=written_keys)
         return Loaded(database=self._folder.open_database(path), lineage=plan.lineage), report
 
-    def _rebuild(self, request: LoadRequest, changelogs: Changelogs, path: Path, *, marked: bool) -> Restored:
+    def _rebuild(
+        self,
+        request: LoadRequest,
+        changelogs: Changelogs,
+        path: Path,
+        *,
+        marked: bool,
+        older_than: int | None = None,
+    ) -> Restored:
         """Build the target from storage in a new directory that no other process uses yet."""
         facts = gather(request, self._storage)
+        if older_than is not None:
+            older = frozenset(one for one in facts.snapshots if one.version < older_than)
+            facts = replace(facts, snapshots=older)
         store_of_kept, kept = self._kept, list[str]()
 
         def link(source: str, target: Path) -> bool:
@@ -301,6 +311,7 @@ class Loader:
                 plan, facts = plan_confirmed(request, facts, changelogs, self._storage)
             database: Database | None = None
             base: SnapshotMetadata | None = None
+            started = self._clock.monotonic_seconds()
             try:
                 if plan.base == EMPTY:
                     database = Database.create(path, self._limits)
@@ -318,6 +329,7 @@ class Loader:
                         verified=not marked,
                     )
                     database, base = opened.database, opened.metadata
+                opened_after = self._clock.monotonic_seconds() - started
                 replayed = Replay(
                     request=request,
                     plan=plan,
@@ -333,6 +345,8 @@ class Loader:
                     fetched_files=1 + len(base.tables) - len(kept) if base else 0,
                     skipped_snapshots=facts.skipped,
                     kept_tables=len(kept),
+                    base_version=plan.base,
+                    base_milliseconds=opened_after * 1000,
                 )
                 return Restored(database=database, base=base, lineage=plan.lineage, keys=replayed.keys, report=report)
             except BaseException as error:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.lineage import LoadPlan
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.stateless import Stateless
-from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.maintenance.records.drills import Drills, Measured, measured
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class SnapshotFacts:
     conf                      encoding of the state
     written_by                Spark releases that may have written the newest batch; empty for an own root
     stateless                 why the checkpoint has no store; None before the first commit
+    measured                  what drills have measured; None if the predictions do not use it
     """
 
     batch: int | None
@@ -175,6 +177,7 @@ class SnapshotFacts:
     conf: StateConf = OURS
     written_by: tuple[Spark, ...] = ()
     stateless: Stateless | None = None
+    measured: Measured | None = None
 
     @property
     def replaces_versions(self) -> bool:
@@ -186,6 +189,20 @@ class SnapshotFacts:
         """Return whether Spark 4.0 may run the query in structure V2: its snapshots need another header."""
         return Spark.V4_0 in self.written_by and any(fact.head.id is not None for fact in self.stores)
 
+    def corrected_by(self, drills: Drills) -> SnapshotFacts:
+        """Return the facts whose predictions use what drills have measured. Pure."""
+        there = {one.store for one in self.stores}
+        return replace(self, measured=measured((store, one) for store, one in drills.items() if store in there))
+
     def restore_seconds(self, fact: StoreSnapshotFacts) -> float:
-        """Estimate how long a restart replays the tail of the store."""
-        return fact.tail_bytes / self.replay_bytes_per_second
+        """Estimate how long a restart replays the tail of the store. If drills have measured it, the time to fetch the base
+        is included."""
+        if self.measured is None or fact.load is None:
+            return fact.tail_bytes / self.replay_bytes_per_second
+        return self.measured.load_seconds(
+            fact.store,
+            has_base=fact.load.base != EMPTY,
+            changelogs=len(fact.load.replay),
+            tail_bytes=fact.tail_bytes,
+            bytes_per_second=self.replay_bytes_per_second,
+        )

@@ -1,0 +1,102 @@
+"""`statekeeper drill`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.workers import WORKERS
+from statekeeper.statestore.cli.common import (
+    FAILED,
+    FINDINGS,
+    PARTLY_DONE,
+    Opened,
+    Output,
+    memory_option,
+    mode_option,
+    output_option,
+    progress_bar,
+    root_argument,
+    run_of,
+    say,
+    scratch_option,
+    stopped_option,
+)
+from statekeeper.statestore.cli.reports import show, show_plan
+from statekeeper.statestore.cli.verb_options import verb_options
+from statekeeper.statestore.maintenance.upkeep.drill import Found
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
+
+
+@click.command()
+@root_argument
+@verb_options(Drill)
+@stopped_option(
+    "Restore also the two newest batches of a native query in structure V1, which a running query may replace."
+)
+@click.option("--dry-run", is_flag=True, help="Show the sample and restore nothing.")
+@mode_option("Results are recorded only in snapshots or full.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS),
+    default=1,
+    show_default=True,
+    help="Number of stores to restore at the same time. With more than one, the measured times are longer.",
+)
+@scratch_option
+@memory_option
+@output_option
+def drill(
+    root: Opened,
+    stopped: bool,
+    dry_run: bool,
+    mode: str | None,
+    workers: int,
+    scratch: Path,
+    memory_bytes: int,
+    output: Output,
+    **given: Any,
+) -> None:
+    """Restore a sample of stores into scratch folders, time it, and compare the rows.
+
+    drill loads the newest version of each store of the sample as a restart does. It then compares the rows with those of a
+    load that does not use the newest snapshot, and with those of the last drill. So it finds a wrong row in a file whose
+    checksum is right. The report shows the predicted and the measured seconds, and later predictions use the measured ones.
+    A store whose rows could not be compared is reported as such, and never as verified.
+
+    The query may be running. drill does not change its state. It records the results below _statekeeper/, unless the mode
+    of ROOT is observe. ROOT can be a mirror: then the drill proves that a failover works.
+
+    A worker needs space for two versions of one store in --scratch. Exit code 3: a store does not restore, or its rows
+    differ. 4: a store was not compared, or not examined.
+    """
+    run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes, workers=workers)
+    prepared = prepare(Drill(**given), run)
+    if dry_run:
+        show_plan(output, prepared)
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    with progress_bar() as bar:
+        stores = bar.add_task("stores", total=len(prepared.plan.plan.drill))
+
+        def told(one: Ended) -> None:
+            action, outcome = one
+            if isinstance(outcome, StatekeeperError):
+                say(outcome, of=action.store)
+            bar.advance(stores)
+
+        prepared = perform(prepared, told)
+    show(output, prepared)
+    sys.exit(_exit_code(prepared.made))
+
+
+def _exit_code(made: Found | None) -> int:
+    if made is None or made.is_green:
+        return 0
+    if made.findings:
+        return FINDINGS
+    return PARTLY_DONE if made.drilled else FAILED

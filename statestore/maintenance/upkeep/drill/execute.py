@@ -1,0 +1,228 @@
+"""Restores stores into scratch folders, times it, and compares the rows. The checkpoint is only read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import (
+    DAMAGES,
+    CorruptFile,
+    LocalStateDamaged,
+    ObjectMissing,
+    StatekeeperError,
+    UnknownFormatVersion,
+)
+from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.contents.differences import Change
+from statekeeper.statestore.contents.differences import Differences as RowDifferences
+from statekeeper.statestore.contents.rows import Contents, OpenStore, layout_or_bytes
+from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.upkeep.drill.model import (
+    Against,
+    Comparison,
+    Differences,
+    Drilled,
+    DrillStore,
+    StoreFacts,
+)
+from statekeeper.statestore.maintenance.upkeep.drill.plan import version_of
+from statekeeper.statestore.maintenance.upkeep.drill.sparks import shown_digest
+from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
+from statekeeper.statestore.store.engine.rocks import EngineLimits
+from statekeeper.statestore.store.engine.scratch import work_folder
+from statekeeper.statestore.store.loading.loaded import Restored
+from statekeeper.statestore.store.loading.loader import Loader
+
+_MOST_TRIES = 3
+"""Loads of a store whose files are deleted meanwhile because the query commits further batches."""
+
+_DECODED_ROWS = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a drill may use. `memory_bytes`: of all workers together."""
+
+    scratch: Path
+    clock: Clock
+    ids: Ids
+    workers: int
+    memory_bytes: int
+
+
+def drill_all(
+    storage: Storage,
+    actions: Sequence[DrillStore],
+    conf: StateConf,
+    contents: Contents | None,
+    ended: Callable[[DrillStore, Drilled | StatekeeperError], None],
+    *,
+    machine: Machine,
+    again: Callable[[StoreFacts], StoreFacts | None] = lambda facts: None,
+    is_shown: bool = False,
+) -> None:
+    """Restore stores, `workers` at a time. A worker has at most two versions of a store on disk.
+
+    `contents`: decodes the first key that differs; `again`: looks at a store again whose load failed; `is_shown`: digest
+    also the decoded rows. A failure does not stop the others; see `in_pool` for interruptions and the calls of `ended`.
+    """
+    workers = max(1, min(machine.workers, len(actions)))
+    limits = EngineLimits(block_bytes=4096, replay_bytes=machine.memory_bytes // (2 * workers))
+
+    def work(action: DrillStore) -> Drilled:
+        for _ in range(_MOST_TRIES):
+            done = _Drill(storage, action, conf, contents, limits, machine, is_shown=is_shown).run()
+            if done.digest or (now := again(action.facts)) is None:
+                break
+            action = DrillStore(facts=now, reason=action.reason)
+        return done
+
+    in_pool(work, actions, ended, workers=workers)
+
+
+class _Drill:
+    """The drill of one store."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        action: DrillStore,
+        conf: StateConf,
+        contents: Contents | None,
+        limits: EngineLimits,
+        machine: Machine,
+        *,
+        is_shown: bool,
+    ) -> None:
+        self._is_shown = is_shown
+        self.action = action
+        self._storage = storage
+        self._conf = conf
+        self._contents = contents
+        self._limits = limits
+        self._machine = machine
+
+    def run(self) -> Drilled:
+        """Restore the store, and compare it. Raises `LocalDiskFull`, `StorageError`."""
+        facts = self.action.facts
+        with work_folder(self._machine.scratch, "drill") as folder:
+            started = self._machine.clock.monotonic_seconds()
+            try:
+                restored = self._loader(folder / "newest").restore(facts.version, folder / "newest" / "database")
+            except (*DAMAGES, ObjectMissing) as error:
+                return Drilled(action=self.action, problem=facts.problem or str(error))
+            seconds = self._machine.clock.monotonic_seconds() - started
+            report = restored.report
+            with restored.database as database:
+                try:
+                    digest = database.digest()
+                except LocalStateDamaged as error:
+                    return Drilled(action=self.action, problem=error.what)
+                shown = self._shown(restored) if self._is_shown else ""
+                comparisons = tuple(self._comparisons(restored, digest, folder))
+            base_seconds = min(seconds, report.base_milliseconds / 1000)
+            return Drilled(
+                action=self.action,
+                digest=digest,
+                rows=_rows_in(digest),
+                base=report.base_version or EMPTY,
+                base_seconds=base_seconds,
+                replay_seconds=seconds - base_seconds,
+                comparisons=comparisons,
+                problem="; ".join(dict.fromkeys(report.skipped_snapshots)),
+                shown=shown,
+            )
+
+    def _loader(self, folder: Path) -> Loader:
+        """A loader with a cache of its own: each load reads the storage."""
+        cache = LocalCopyFolder(folder / "store", self._limits, self._machine.ids)
+        store, clock = self.action.store, self._machine.clock
+        return Loader(store, self._storage, cache, self._limits, clock=clock, lock_timeout_seconds=0, conf=self._conf)
+
+    def _comparisons(self, restored: Restored, digest: str, folder: Path) -> Iterator[Comparison]:
+        base = restored.report.base_version or EMPTY
+        if self.action.facts.older is not None and base != EMPTY:
+            yield self._with_replay(restored, digest, base.version, folder / "older")
+            shutil.rmtree(folder / "older", ignore_errors=True)
+        if self.action.last is not None:
+            yield self._with_last_drill(digest, folder / "last")
+
+    def _with_replay(self, restored: Restored, digest: str, base: int, folder: Path) -> Comparison:
+        """Compare with a load that does not use the newest snapshot. It finds a snapshot with wrong rows."""
+        version = self.action.version
+        try:
+            other = self._loader(folder).restore(version, folder / "database", older_than=base)
+        except (*DAMAGES, ObjectMissing) as error:
+            why = f"the replay from an older base is not possible: {error.what}"
+            return Comparison(against=Against.REPLAY, what="", is_equal=None, why=why)
+        begin = other.report.base_version or EMPTY
+        since = "version 0" if begin == EMPTY else f"the snapshot of version {begin.version:,}"
+        what = f"the replay of {other.report.replayed_changelogs:,} changelogs since {since}"
+        with other.database as database:
+            is_equal = database.digest() == digest
+            found = None if is_equal else self._differences(restored, other)
+        return Comparison(against=Against.REPLAY, what=what, is_equal=is_equal, differences=found)
+
+    def _with_last_drill(self, digest: str, folder: Path) -> Comparison:
+        """Compare with the rows of the last drill: of this version, or of an earlier one, which is restored again."""
+        last = self.action.last
+        assert last is not None
+        version = version_of(last, self.action.facts)
+        what = f"the last drill, of version {version.version:,}"
+        if version == self.action.version:
+            return Comparison(against=Against.LAST_DRILL, what=what, is_equal=last.digest == digest)
+        try:
+            with self._loader(folder).restore(version, folder / "database").database as database:
+                is_equal = database.digest() == last.digest
+        except (*DAMAGES, ObjectMissing, LocalStateDamaged) as error:
+            why = f"version {version.version:,} of the last drill does not load any more: {error.what}"
+            return Comparison(against=Against.LAST_DRILL, what="", is_equal=None, why=why)
+        return Comparison(against=Against.LAST_DRILL, what=what, is_equal=is_equal)
+
+    def _shown(self, restored: Restored) -> str | StatekeeperError:
+        """Digest the decoded rows, or return why they cannot be compared with Spark's."""
+        if self._contents is None or (restored.base is not None and restored.base.column_families):
+            return UnknownFormatVersion(
+                "it has column families, which this release does not compare with Spark's reader"
+            )
+        try:
+            return shown_digest(self._opened(self._contents, restored))
+        except (CorruptFile, UnknownFormatVersion) as error:
+            return error
+
+    def _opened(self, contents: Contents, restored: Restored) -> OpenStore:
+        families = {} if restored.base is None else restored.base.column_families
+        layout = layout_or_bytes(contents, self.action.store)
+        return OpenStore(
+            contents=contents, store=self.action.store, layout=layout, database=restored.database, ids=families
+        )
+
+    def _differences(self, restored: Restored, other: Restored) -> Differences | None:
+        """Count the rows of the newest snapshot that differ from those of the replay; None if they cannot be read in
+        order."""
+        if self._contents is None:
+            return None
+        for decoded_rows in (_DECODED_ROWS, 0):
+            both = [self._opened(self._contents, one) for one in (other, restored)]
+            found = RowDifferences(before=both[0], after=both[1], decoded_rows=decoded_rows)
+            try:
+                keys = [str(one.key) for one in found]
+            except StatekeeperError:
+                continue  # the schema does not decode the rows: count them
+            return Differences(
+                found.counts[Change.REMOVED],
+                found.counts[Change.ADDED],
+                found.counts[Change.CHANGED],
+                key=next(iter(keys), None),
+            )
+        return None
+
+
+def _rows_in(digest: str) -> int:
+    return int(digest.partition(":")[0])

@@ -1,0 +1,442 @@
+"""Plans and makes drills: restores into scratch folders, timed and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from statekeeper.statestore.base.enum_codes import code
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.redaction import redacted
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.contents.rows import contents_at
+from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.records import drills, holds
+from statekeeper.statestore.maintenance.records.drills import Measured, StoreDrill
+from statekeeper.statestore.maintenance.records.history import (
+    DrilledStore,
+    FailedDrill,
+    Json,
+    PlannedDrill,
+    recorded,
+)
+from statekeeper.statestore.maintenance.records.holds import Hold
+from statekeeper.statestore.maintenance.upkeep import drill
+from statekeeper.statestore.maintenance.upkeep.drill import (
+    Against,
+    Drilled,
+    DrillFacts,
+    DrillPlan,
+    DrillStore,
+    Found,
+    Verdict,
+    sparks,
+)
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
+from statekeeper.statestore.maintenance.verbs.guards import Refusals
+from statekeeper.statestore.maintenance.verbs.options import option
+from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, as_objects, when
+
+Ended: TypeAlias = tuple[DrillStore, Drilled | StatekeeperError]
+"""A store of the sample and its result."""
+
+_MOST_FINDINGS = 50
+"""Findings in the lines of a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRestores:
+    """A plan of a drill, its facts, and the mode of the root."""
+
+    mode: Mode
+    gathered: DrillFacts
+    plan: DrillPlan
+
+    @property
+    def oldest(self) -> int:
+        """The oldest batch whose files the drill reads."""
+        read = [
+            base.version
+            for one in self.plan.drill
+            for base in (one.facts.base, one.facts.older)
+            if base is not None and base != EMPTY
+        ]
+        versions = [one.version.version for one in self.plan.drill]
+        return max(0, min([*read, *versions], default=1) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drill(Verb[PlannedRestores, Ended, Found]):
+    """Restore stores into scratch folders, time it, and compare the rows.
+
+    The root is only read, also while its query runs. Unless its mode is `observe`, the results are recorded below
+    `_statekeeper/`: the next sample, comparison and prediction use them. While the drill runs, a hold keeps retention from
+    deleting what it reads.
+    """
+
+    name = "drill"
+    stores: tuple[str, ...] = option(
+        "Restore only this store, for example 0/3 (operator 0, partition 3). Repeatable. Default: a sample.",
+        default=(),
+        metavar="STORE",
+    )
+    sample: int | None = option(
+        "Number of stores to restore. Half of them are those that drills restored the longest time ago, the others those "
+        "with the longest predicted restore. Default: so many that weekly drills restore each store within a quarter.",
+        default=None,
+        least=1,
+    )
+    against_spark: bool = option(
+        "Compare the rows also with those that Spark's own reader shows, in a local session of PySpark. Needs PySpark 4.0 "
+        "or later and a checkpoint on a local disk.",
+        default=False,
+    )
+
+    def plan(self, run: Run) -> PlannedRestores:
+        """Raises as `drill.gather`, and `RefusedAsUnsafe` if the query is not stopped."""
+        if run.stopped:
+            run.require_stopped(confirmed=True)
+        gathered = drill.gather(run.storage, stopped=run.stopped)
+        planned = drill.plan(gathered, stores=self.stores, sample=self.sample)
+        mode = run.policies.mode_for(gathered.gathered.origin)
+        return PlannedRestores(mode=mode, gathered=gathered, plan=planned)
+
+    def has_work(self, plan: PlannedRestores) -> bool:
+        return bool(plan.plan.drill or plan.plan.refusals)
+
+    def refusals(self, run: Run, plan: PlannedRestores) -> Iterable[StatekeeperError]:
+        return guards.refusals(*plan.plan.refusals, sparks.refusal(run.storage) if self.against_spark else None)
+
+    def allowed(self, run: Run, plan: PlannedRestores) -> StatekeeperError | None:
+        return None
+
+    def unheld(self, run: Run, plan: PlannedRestores) -> Refusals:
+        return guards.reads(run.storage, plan.mode, run.clock)
+
+    def needs_stopped(self, plan: PlannedRestores) -> bool:
+        return False
+
+    def record(self, plan: PlannedRestores) -> Iterable[Json]:
+        for one in plan.plan.drill:
+            yield PlannedDrill(store=one.store, version=one.version, reason=code(one.reason)).encode()
+
+    def record_step(self, step: Ended) -> Json:
+        action, outcome = step
+        if isinstance(outcome, StatekeeperError):
+            return FailedDrill(store=action.store, code=outcome.code, error=redacted(str(outcome))).encode()
+        return _line(outcome).encode()
+
+    @contextmanager
+    def work(self, run: Run, plan: PlannedRestores, told: Callable[[Ended], None]) -> Iterator[Work[Ended]]:
+        """Hold the batches that the drill reads, and record plan and outcome. In mode `observe`, nothing is written."""
+        rewrite_journal.require_none(run.storage)
+        if plan.mode is Mode.OBSERVE:
+            yield Work(run.storage, told)
+            return
+        hold, by = Hold(batch=plan.oldest, holder=run.by.holder, verb=self.name), run.by
+        with ExitStack() as stack:
+            stack.enter_context(
+                holds.held(run.storage, hold, run=run.id, clock=by.clock, renew_seconds=by.beat_seconds)
+            )
+            done = stack.enter_context(recorded(run.storage, self.name, run.id, self.record(plan), run.clock))
+
+            def tell(step: Ended) -> None:
+                done.append(self.record_step(step))
+                told(step)
+
+            yield Work(run.storage, tell, done)
+
+    def execute(self, run: Run, plan: PlannedRestores, work: Work[Ended]) -> Found:
+        """Restore the stores of the sample. Raises `UnsupportedEnvironment` for `against_spark`, `StorageError`."""
+        facts = plan.gathered.gathered
+        contents = contents_at(work.storage, any_encoding=True)
+        outcomes: dict[StorePath, Ended] = {}
+
+        def ended(action: DrillStore, outcome: Drilled | StatekeeperError) -> None:
+            if isinstance(outcome, StatekeeperError):
+                outcome.name_root(run.pasteable)
+            outcomes[action.store] = (action, outcome)
+            if not self.against_spark:
+                work.tell((action, outcome))
+
+        drill.drill_all(
+            work.storage,
+            plan.plan.drill,
+            facts.conf,
+            contents,
+            ended,
+            machine=drill.Machine(
+                scratch=run.scratch,
+                clock=run.clock,
+                ids=run.by.ids,
+                workers=run.workers,
+                memory_bytes=run.memory_bytes,
+            ),
+            again=lambda one: drill.again(work.storage, one, facts, stopped=run.stopped),
+            is_shown=self.against_spark,
+        )
+        if self.against_spark:
+            outcomes = self._with_spark(work, plan, outcomes)
+        in_order = [outcomes[one.store] for one in plan.plan.drill if one.store in outcomes]
+        found = Found(
+            drilled=tuple(outcome for _, outcome in in_order if isinstance(outcome, Drilled)),
+            failed={one.store: outcome for one, outcome in in_order if isinstance(outcome, StatekeeperError)},
+        )
+        if plan.mode is not Mode.OBSERVE:
+            there = {one.store for one in plan.gathered.stores}
+            drills.add(work.storage, _as_drills(found, run.clock.now_seconds()), there)
+        return found
+
+    def _with_spark(
+        self, work: Work[Ended], plan: PlannedRestores, outcomes: dict[StorePath, Ended]
+    ) -> dict[StorePath, Ended]:
+        """Add the comparisons with Spark's reader, and tell the results."""
+        restored = [one for _, one in outcomes.values() if isinstance(one, Drilled) and one.digest]
+        batch = plan.plan.batch
+        structure = Structure.V1 if batch is None else catalog.structure_at(work.storage, batch)
+        shown = [(one.action, one.shown) for one in restored]
+        by_spark = sparks.compare(work.storage, shown, plan.gathered.gathered.conf, structure)
+        found: dict[StorePath, Ended] = {}
+        for store, (action, outcome) in outcomes.items():
+            if isinstance(outcome, Drilled) and store in by_spark:
+                outcome = replace(outcome, comparisons=(*outcome.comparisons, by_spark[store]))
+            found[store] = (action, outcome)
+            work.tell(found[store])
+        return found
+
+    def report(self, prepared: Prepared[PlannedRestores, Ended, Found]) -> Report:
+        """Report the sample, or for each store of it the result, and the predicted and the measured seconds."""
+        plan, made, facts = prepared.plan.plan, prepared.made, prepared.plan.gathered.gathered
+        predicted = plan.predicted_seconds
+        sample = f"{counted(len(plan.drill), 'store')} of {plan.stores:,}"
+        if plan.batch is None or facts.stateless is not None:
+            nothing = facts.stateless.value if facts.stateless is not None else "no batch is committed"
+            return Report(
+                record={**_record(plan, None, facts.measured), "refusals": as_objects(prepared.refusals)},
+                phase="complete",
+                lines=(f"nothing to restore: {nothing}",),
+                done=(f"nothing to restore: {nothing}",),
+            )
+        rows = [
+            (
+                str(one.store),
+                one.version.version,
+                round(one.facts.predicted_seconds, 3),
+                one.reason.value,
+                " and ".join(against.value for against in one.compares) or f"nothing: {one.not_compared}",
+            )
+            for one in plan.drill
+        ]
+        title = f"{when(plan.batch)}: restore {sample}; predicted {predicted:,.2f} s"
+        figures: dict[str, Figure] = {
+            "version": plan.batch + 1,
+            "stores": plan.stores,
+            "sampled_stores": len(plan.drill),
+            "predicted_seconds": round(predicted, 3),
+        }
+        made_tables: tuple[Table, ...] = ()
+        done: tuple[str, ...] = ()
+        if made is not None:
+            figures |= {
+                "restored_stores": len(made.drilled) - len(made.of(Verdict.LOST)),
+                "equal_stores": len(made.of(Verdict.SAME)),
+                "not_compared_stores": len(made.of(Verdict.NOT_COMPARED)),
+                "findings": len(made.findings),
+                "failed_stores": len(made.failed),
+                "measured_seconds": round(made.seconds, 3),
+                "rows": sum(one.rows for one in made.drilled),
+            }
+            made_tables = (_results(made, f"{when(plan.batch)}: {_verdict(plan, made)}"),)
+            done = tuple(_done_lines(prepared.plan, made, prepared.run))
+        return Report(
+            record={**_record(plan, made, facts.measured), "refusals": as_objects(prepared.refusals)},
+            phase=prepared.phase("restored"),
+            facts={} if made is None else {"result": _verdict(plan, made)},
+            figures=figures,
+            tables=(Table("sample", title, ("store", "version", "predicted s", "why", "compared with"), rows),),
+            lines=_coverage(plan),
+            made=made_tables,
+            done=done,
+        )
+
+
+def _verdict(plan: DrillPlan, made: Found) -> str:
+    """Answer in one sentence whether the stores restore."""
+    same, lost, of = len(made.of(Verdict.SAME)), len(made.of(Verdict.LOST)), len(plan.drill)
+    parts = []
+    if lost:
+        parts.append(f"{counted(lost, 'store')} of {of:,} cannot be restored")
+    if differing := len(made.of(Verdict.DIFFERS)):
+        parts.append(f"{counted(differing, 'store')} restored with other rows")
+    if older := len(made.of(Verdict.OLDER_BASE)):
+        parts.append(f"the newest snapshot of {counted(older, 'store')} is unusable")
+    if made.failed:
+        parts.append(f"{counted(len(made.failed), 'store')} could not be examined")
+    if unknown := len(made.of(Verdict.NOT_COMPARED)):
+        parts.append(f"{counted(unknown, 'store')} restored, rows not compared")
+    if same:
+        parts.append(f"{counted(same, 'store')} restored with equal rows")
+    return "; ".join(parts)
+
+
+def _results(made: Found, title: str) -> Table:
+    rows = [
+        (
+            str(one.action.store),
+            one.action.version.version,
+            f"{one.action.facts.predicted_seconds:.3f}",
+            f"{one.seconds:.3f}" if one.digest else "-",
+            one.explained,
+        )
+        for one in made.drilled
+    ]
+    return Table("results", title, ("store", "version", "predicted s", "measured s", "result"), rows)
+
+
+def _coverage(plan: DrillPlan) -> tuple[str, ...]:
+    """Say which stores are not in the sample."""
+    left = plan.stores - len(plan.drill)
+    if not left:
+        return ()
+    when_all = "" if plan.rounds is None else f"; {counted(plan.rounds, 'drill')} of this size restore each store"
+    return (f"{counted(left, 'store')} not restored in this drill{when_all}",)
+
+
+def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str]:
+    predicted = sum(one.action.facts.predicted_seconds for one in made.drilled if one.digest)
+    yield f"restore: predicted {predicted:,.2f} s, measured {made.seconds:,.2f} s, one store after another"
+    for one in list(made.findings)[:_MOST_FINDINGS]:
+        yield f"{one.action.store}: {one.explained}. {_next_step(one)}"
+    yield from (f"{store}: not examined: {error}" for store, error in list(made.failed.items())[:_MOST_FINDINGS])
+    unknown = made.of(Verdict.NOT_COMPARED)
+    if unknown and planned.mode is not Mode.OBSERVE:
+        yield (
+            f"the rows of {counted(len(unknown), 'store')} are on record now: the next drill compares with them. To "
+            "compare now, run: statekeeper drill ROOT --against-spark"
+        )
+    if planned.mode is Mode.OBSERVE:
+        yield (
+            "nothing is recorded, because the mode of this root is observe: the next drill has no rows to compare with and "
+            "may choose the same stores. To record drills, add --mode snapshots"
+        )
+    yield from _coverage(planned.plan)
+
+
+def _next_step(one: Drilled) -> str:
+    """Return what to do about a finding."""
+    if one.verdict is not Verdict.DIFFERS:
+        return "To list the damaged files and the next step, run: statekeeper audit ROOT --deep"
+    wrong = next(comparison for comparison in one.comparisons if comparison.is_equal is False)
+    before = one.base.version - 2
+    if wrong.against is Against.REPLAY and before >= 0:
+        return (
+            f"Keep the older files: do not run gc. To continue without this snapshot, stop the query and go back to batch "
+            f"{before:,}: statekeeper rewind ROOT --to-batch {before}"
+        )
+    return "Keep the older files: do not run gc. To verify all files, run: statekeeper audit ROOT --deep"
+
+
+def _line(one: Drilled) -> DrilledStore:
+    return DrilledStore(
+        store=one.action.store,
+        version=one.action.version,
+        verdict=code(one.verdict),
+        rows=one.rows,
+        compared=tuple(code(comparison.against) for comparison in one.compared),
+        predicted_seconds=round(one.action.facts.predicted_seconds, 3),
+        seconds=round(one.seconds, 3),
+        detail=redacted(_without_keys(one)),
+    )
+
+
+def _without_keys(one: Drilled) -> str:
+    """The result in words without values of the state."""
+    comparisons = tuple(
+        comparison
+        if comparison.differences is None
+        else replace(comparison, differences=replace(comparison.differences, key=None))
+        for comparison in one.comparisons
+    )
+    return replace(one, comparisons=comparisons).explained
+
+
+def _as_drills(found: Found, now_seconds: float) -> dict[StorePath, StoreDrill]:
+    """The record of each store. Rows that differ are not recorded: the next drill compares with the last right ones."""
+    return {
+        one.action.store: StoreDrill(
+            version=one.action.version.version,
+            mark=one.action.version.mark,
+            past=one.action.facts.past,
+            digest=one.digest,
+            verdict=code(one.verdict),
+            drilled_at_seconds=now_seconds,
+            has_base=one.base != EMPTY,
+            base_seconds=round(one.base_seconds, 4),
+            replay_seconds=round(one.replay_seconds, 4),
+            predicted_seconds=round(one.action.facts.predicted_seconds, 4),
+            tail_bytes=one.action.facts.tail_bytes,
+            changelogs=one.action.facts.changelogs,
+        )
+        for one in found.drilled
+        if not one.verdict.is_finding
+    }
+
+
+def _record(plan: DrillPlan, made: Found | None, measured: Measured | None) -> Json:
+    """The drill as one JSON object."""
+    record: Json = {
+        "batch": plan.batch,
+        "stores": plan.stores,
+        "drills_for_all_stores": plan.rounds,
+        "predicted_seconds": round(plan.predicted_seconds, 3),
+        "prediction_from_drills": measured is not None,
+        "sample": [
+            {
+                "store": str(one.store),
+                "version": str(one.version),
+                "reason": code(one.reason),
+                "predicted_seconds": round(one.facts.predicted_seconds, 3),
+                "compares": [code(against) for against in one.compares],
+            }
+            for one in plan.drill
+        ],
+    }
+    if made is None:
+        return record
+    return record | {
+        "is_green": made.is_green,
+        "result": _verdict(plan, made),
+        "measured_seconds": round(made.seconds, 3),
+        "restored": [_as_object(one) for one in made.drilled],
+        "failed": [{"store": str(store), "code": one.code, "error": str(one)} for store, one in made.failed.items()],
+    }
+
+
+def _as_object(one: Drilled) -> Json:
+    return {
+        "store": str(one.action.store),
+        "version": str(one.action.version),
+        "verdict": code(one.verdict),
+        "explained": one.explained,
+        "base": str(one.base),
+        "rows": one.rows,
+        "digest": one.digest,
+        "predicted_seconds": round(one.action.facts.predicted_seconds, 3),
+        "seconds": round(one.seconds, 3),
+        "base_seconds": round(one.base_seconds, 3),
+        "replay_seconds": round(one.replay_seconds, 3),
+        "compared": [
+            {
+                "against": code(comparison.against),
+                "equal": comparison.is_equal,
+                "what": comparison.what or comparison.why,
+            }
+            for comparison in one.comparisons
+        ],
+    }
