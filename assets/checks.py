@@ -8,7 +8,7 @@ are a table: Dagster plots numbers, and one plot has the evaluations of all quer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import dagster as dg
@@ -24,6 +24,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, FindingKind, Severity, explanations
 from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
+from statekeeper.statestore.maintenance.upkeep.drill import Found, Verdict
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from statekeeper.statestore.maintenance.verbs.audit import described
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
@@ -77,6 +78,12 @@ MIRROR_IS_FRESH = Check(
     "The mirror follows its source, and its lag is at most `mirror.lag` of the query in statekeeper.toml. Red: a failover "
     "now would lose more batches than that. The result names the reason; run `statekeeper mirror QUERY` by hand and follow "
     "its error.",
+)
+NEWEST_SNAPSHOT_RESTORES = Check(
+    "newest_snapshot_restores",
+    "Each store of the last drill restored from its newest snapshot and the changelogs since, and its rows were compared "
+    "and are equal. Red: a store does not restore, or with other rows (ERROR); or the rows of a store were not compared "
+    "(WARN). The result names the store. Do not run gc before its cause is known.",
 )
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
@@ -144,6 +151,46 @@ def mirror_is_fresh(lag: Lag | None, error: StatekeeperError | None, query: Open
         severity=dg.AssetCheckSeverity.WARN,
         description=printable(description) if passed else with_next(description, query.command("mirror")),
         metadata=_figures(values),
+    )
+
+
+def newest_snapshot_restores(
+    found: Mapping[str, Found], errors: Mapping[str, StatekeeperError], query: OpenedQuery
+) -> dg.AssetCheckResult:
+    """Check that each store of a drill restored, and that its rows were compared and are equal.
+
+    `found`, `errors`: of the query and of its mirror, by their names.
+    """
+    wrong = [f"{name} {one.action.store}: {one.explained}" for name, of in found.items() for one in of.findings]
+    failed = [f"{name}: {error}" for name, error in errors.items()]
+    failed += [f"{name} {store}: {error}" for name, of in found.items() for store, error in of.failed.items()]
+    unknown = [
+        f"{name} {one.action.store}: {one.explained}"
+        for name, of in found.items()
+        for one in of.of(Verdict.NOT_COMPARED)
+    ]
+    problems = [*wrong, *failed, *unknown]
+    drilled = sum(len(of.drilled) for of in found.values())
+    description = (
+        f"{counted(drilled, 'store')} restored with equal rows." if drilled else "There is no store to restore."
+    )
+    if problems:
+        more = f" ({len(problems) - 1:,} more)" if len(problems) > 1 else ""
+        description = with_next(f"{problems[0]}{more}", query.command("drill"))
+    return dg.AssetCheckResult(
+        check_name=NEWEST_SNAPSHOT_RESTORES.name,
+        passed=not problems,
+        severity=dg.AssetCheckSeverity.ERROR if wrong else dg.AssetCheckSeverity.WARN,
+        description=printable(description),
+        metadata=_figures(
+            {
+                "restored_stores": sum(len(of.drilled) - len(of.of(Verdict.LOST)) for of in found.values()),
+                "findings": len(wrong),
+                "not_examined_stores": len(failed),
+                "not_compared_stores": len(unknown),
+                "measured_seconds": round(sum(of.seconds for of in found.values()), 3),
+            }
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
-from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON
+from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
@@ -216,6 +216,9 @@ class FleetComponent(dg.Component, dg.Resolvable):
     publish_cron: Annotated[
         str, _described("When the queries with tables of their state publish them, as a cron expression.", PUBLISH_CRON)
     ] = PUBLISH_CRON
+    drill_cron: Annotated[
+        str, _described("When a sample of the stores of each query is restored, as a cron expression.", DRILL_CRON)
+    ] = DRILL_CRON
     rewrites: Annotated[
         bool, _described("Whether the fleet has the assets and jobs that rewrite the state of a stopped query.")
     ] = True
@@ -252,6 +255,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             health_cron=self.health_cron,
             mirror_cron=self.mirror_cron,
             publish_cron=self.publish_cron,
+            drill_cron=self.drill_cron,
             alerts=self.alerts,
             automation=self.automation,
             rewrites=self.rewrites,

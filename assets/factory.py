@@ -20,9 +20,10 @@ from statekeeper.assets.jobs import jobs
 from statekeeper.assets.maintenance import maintenance
 from statekeeper.assets.mirror import mirror
 from statekeeper.assets.names import Names, OwnRuns, Translate
+from statekeeper.assets.restore_drill import restore_drill
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
-from statekeeper.assets.schedules import HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON, schedules
+from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON, schedules
 from statekeeper.assets.sensors import sensors
 from statekeeper.assets.sources import sources
 from statekeeper.assets.state_table import state_table
@@ -56,6 +57,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         health_cron=environment.get("STATEKEEPER_HEALTH_CRON", HEALTH_CRON),
         mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
         publish_cron=environment.get("STATEKEEPER_PUBLISH_CRON", PUBLISH_CRON),
+        drill_cron=environment.get("STATEKEEPER_DRILL_CRON", DRILL_CRON),
     )
 
 
@@ -79,6 +81,7 @@ def build_definitions(
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
     publish_cron: str = PUBLISH_CRON,
+    drill_cron: str = DRILL_CRON,
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
@@ -111,6 +114,7 @@ def build_definitions(
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
     publish_cron     when the queries with tables of their state publish them
+    drill_cron       when a sample of the stores of each query is restored
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
@@ -152,6 +156,7 @@ def build_definitions(
         health_cron=health_cron,
         mirror_cron=mirror_cron,
         publish_cron=publish_cron,
+        drill_cron=drill_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=rewrites,
         with_automation=automation is not False,
@@ -190,6 +195,7 @@ def _definitions(
     health_cron: str,
     mirror_cron: str,
     publish_cron: str,
+    drill_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
     with_automation: bool = True,
@@ -199,15 +205,22 @@ def _definitions(
     health = fleet_health(names, maintained)
     mirrors = mirror(names, external)
     of_state = state_table(names, external)
+    drills = restore_drill(names, external)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
     assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, health]
+    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, drills, health]
     of_assets = jobs(
-        names, maintenance=maintained, mirror=mirrors, state_table=of_state, fleet_health=health, by_hand=by_hand
+        names,
+        maintenance=maintained,
+        mirror=mirrors,
+        state_table=of_state,
+        restore_drill=drills,
+        fleet_health=health,
+        by_hand=by_hand,
     )
     runs = OwnRuns(
         names,
@@ -218,7 +231,13 @@ def _definitions(
     )
     pruning = prune_history(runs, maintained.memory)
     by_time = schedules(
-        runs, of_assets, pruning, health_cron=health_cron, mirror_cron=mirror_cron, publish_cron=publish_cron
+        runs,
+        of_assets,
+        pruning,
+        health_cron=health_cron,
+        mirror_cron=mirror_cron,
+        publish_cron=publish_cron,
+        drill_cron=drill_cron,
     )
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(

@@ -26,13 +26,15 @@ class Jobs:
     maintain_query: AssetJob
     mirror_checkpoint: AssetJob
     publish_state: AssetJob
+    drill_restore: AssetJob
     refresh_fleet_health: AssetJob
     by_hand: tuple[AssetJob, ...]
 
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
-        return (*maintain, *self.by_hand, self.mirror_checkpoint, self.publish_state, self.refresh_fleet_health)
+        by_time = (self.mirror_checkpoint, self.publish_state, self.drill_restore, self.refresh_fleet_health)
+        return (*maintain, *self.by_hand, *by_time)
 
 
 def jobs(
@@ -41,6 +43,7 @@ def jobs(
     maintenance: Maintenance,
     mirror: dg.AssetsDefinition,
     state_table: dg.AssetsDefinition,
+    restore_drill: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
     by_hand: Mapping[str, dg.AssetsDefinition],
 ) -> Jobs:
@@ -86,6 +89,13 @@ def jobs(
             state_table,
             description="Brings the Delta tables of a query to the newest batch of its state. The schedule "
             f"{names.of('publish_queries')} launches it for each query with `tables` in statekeeper.toml.",
+        ),
+        # Without a limit on its runtime: a restore takes as long as it takes.
+        drill_restore=job(
+            "drill_restore",
+            restore_drill,
+            description="Restores a sample of the stores of a query into scratch folders, times it, and compares the rows. "
+            f"The schedule {names.of('weekly_drill')} launches it for each query.",
         ),
         # A run that dies needs no recovery, because it writes nothing.
         refresh_fleet_health=job(

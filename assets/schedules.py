@@ -22,8 +22,19 @@ PUBLISH_CRON = "*/5 * * * *"
 """The default time at which the state of queries with tables is published: each five minutes."""
 
 
+DRILL_CRON = "0 5 * * 0"
+"""The default time at which a sample of the stores of each query is restored: Sunday at 05:00Z."""
+
+
 def schedules(
-    runs: OwnRuns, jobs: Jobs, prune_history: dg.JobDefinition, *, health_cron: str, mirror_cron: str, publish_cron: str
+    runs: OwnRuns,
+    jobs: Jobs,
+    prune_history: dg.JobDefinition,
+    *,
+    health_cron: str,
+    mirror_cron: str,
+    publish_cron: str,
+    drill_cron: str,
 ) -> list[dg.ScheduleDefinition]:
     """Make the schedules of a fleet."""
     names = runs.names
@@ -82,6 +93,18 @@ def schedules(
         yield from _of_each(runs, context, jobs.publish_state, "table", lambda root: bool(root.state_tables))
 
     @dg.schedule(
+        name=names.of("weekly_drill"),
+        job=jobs.drill_restore,
+        cron_schedule=drill_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Restores a sample of the stores of every query, each store once in a quarter, unless the previous run "
+        "has not ended.",
+    )
+    def weekly_drill(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        yield from _of_each(runs, context, jobs.drill_restore, "drill", lambda root: True)
+
+    @dg.schedule(
         name=names.of("hourly_fleet_health"),
         job=jobs.refresh_fleet_health,
         cron_schedule=health_cron,
@@ -102,7 +125,7 @@ def schedules(
     def weekly_prune() -> dg.RunRequest:
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-    return [nightly_sweep, mirror_queries, publish_queries, hourly_fleet_health, weekly_prune]
+    return [nightly_sweep, mirror_queries, publish_queries, weekly_drill, hourly_fleet_health, weekly_prune]
 
 
 def _of_each(

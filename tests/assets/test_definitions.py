@@ -36,7 +36,8 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
     assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "notify_on_failure"}
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
     assert {one.name for one in repository.schedule_defs} == {
-        *("nightly_sweep", "mirror_queries", "publish_queries", "hourly_fleet_health", "weekly_prune")
+        *("nightly_sweep", "mirror_queries", "publish_queries", "weekly_drill", "hourly_fleet_health"),
+        "weekly_prune",
     }
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 
@@ -49,6 +50,7 @@ CHECKS = [
     "retention_floor_is_kept",
     "nothing_left_half_switched",
     "mirror_is_fresh",
+    "newest_snapshot_restores",
     "all_queries_healthy",
 ]
 

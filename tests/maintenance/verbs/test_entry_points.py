@@ -34,6 +34,7 @@ from statekeeper.statestore.maintenance.verbs import contract, rewind, rewrite
 from statekeeper.statestore.maintenance.verbs.claim import Claim
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Run, Verb, perform, prepare
+from statekeeper.statestore.maintenance.verbs.drill import Drill
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
@@ -255,6 +256,13 @@ CASES: dict[str, Case] = {
         command=lambda world: ["publish", "flights", world.copy],
         launch=("", "state_table", lambda world: {}),
         blocked_by=COPIES,
+    ),
+    "drill": goes_at_once(
+        base="grown",
+        verb=lambda world: Drill(),
+        command=lambda world: ["drill", "flights"],
+        launch=("", "restore_drill", lambda world: {}),
+        blocked_by=(another_maintainer, a_rewrite_is_half_done),
     ),
     "savepoint of files": goes_at_once(
         verb=lambda world: SaveFiles(destination=world.copy, label="noon"),

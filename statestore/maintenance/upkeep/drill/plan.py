@@ -18,6 +18,9 @@ from statekeeper.statestore.maintenance.upkeep.drill.model import (
     StoreFacts,
 )
 
+_LEAST_SAMPLE = 8
+"""A smaller sample saves nothing: the start of a process takes longer than these restores."""
+
 
 def plan(facts: DrillFacts, *, stores: Sequence[str] = (), sample: int | None = None) -> DrillPlan:
     """Plan a drill. `stores`: those to restore, such as "0/3"; `sample`: how many stores; by default so many that weekly
@@ -44,13 +47,13 @@ def plan(facts: DrillFacts, *, stores: Sequence[str] = (), sample: int | None = 
         batch=facts.batch,
         drill=_actions(facts, ((one, reasons[one.store]) for one in every if one.store in reasons)),
         stores=len(facts.stores),
-        rounds=math.ceil(len(there) / turns) if turns else None,
+        rounds=1 if size >= len(there) else math.ceil(len(there) / turns),
     )
 
 
 def sample_size(stores: int) -> int:
     """Return the number of stores of one of the weekly drills that together restore each store within a quarter."""
-    return min(stores, 2 * math.ceil(stores / DRILLS_IN_A_QUARTER))
+    return min(stores, max(_LEAST_SAMPLE, 2 * math.ceil(stores / DRILLS_IN_A_QUARTER)))
 
 
 def _drilled_at(facts: DrillFacts, one: StoreFacts) -> float:
