@@ -61,14 +61,9 @@ class PlannedRestores:
     @property
     def oldest(self) -> int:
         """The oldest batch whose files the drill reads."""
-        read = [
-            base.version
-            for one in self.plan.drill
-            for base in (one.facts.base, one.facts.older)
-            if base is not None and base != EMPTY
-        ]
-        versions = [one.version.version for one in self.plan.drill]
-        return max(0, min([*read, *versions], default=1) - 1)
+        bases = [base.version for one in self.plan.drill for base in (one.facts.base, one.facts.older) if base]
+        versions = [one.last.version for one in self.plan.drill if one.last is not None]
+        return max(0, min([*bases, *versions], default=1) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +173,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
                 workers=run.workers,
                 memory_bytes=run.memory_bytes,
             ),
-            again=lambda one: drill.again(work.storage, one, facts, stopped=run.stopped),
+            again=lambda one: drill.again(work.storage, one, plan.gathered, stopped=run.stopped),
             is_shown=self.against_spark,
         )
         if self.against_spark:

@@ -9,14 +9,16 @@ from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.records import drills as recorded
 from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SkipReason, SnapshotPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.drill import Drill
 from statekeeper.statestore.maintenance.verbs.retention import Retention
 from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
 from statekeeper.statestore.storage import Storage
-from tests.support import runs, snapshots, verbs
+from tests.support import drills, runs, snapshots, verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.crashes import AnyVerb, Case, Crashing, Roots, differing
 from tests.support.faulty_storage import FaultyStorage, Request
@@ -163,7 +165,39 @@ def what_is_left(storage: Storage) -> set[str]:
     return {entry.path for entry in storage.list("") if not entry.path.startswith(of_runs)}
 
 
+class Drilling(_OfCheckpoint):
+    """A store with two snapshots. The drill only reads the state: it writes a hold, the history and its record."""
+
+    verb: AnyVerb = Drill
+    fewest, every, in_a_bucket = 30, 4, 2
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        self.made = Checkpoint(self.place.base_root(), folder, partitions=1)
+        for _ in range(2):
+            self.made.grow(2)
+            snapshots.take(self.made.storage, folder)
+        self.made.grow(1)
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        drills.drilled(roots[0], self.place.scratch(), by=maintainer(clock), stopped=False)
+
+    def must_fail(self, case: Case) -> bool:
+        # A store that cannot be examined does not stop the others.
+        return False
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        self.model(self.made, roots[0]).assert_right(self.place.scratch())
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        records = recorded.read(roots[0])
+        assert records.keys() == set(self.made.stores), case
+        assert {one.verdict for one in records.values()} == {"same"}, case
+        self.check_half(roots, case)
+
+
 UPKEEP: dict[str, type[Crashing]] = {
+    "drill": Drilling,
     "snapshot": Snapshotting,
     "gc v2": Collecting,
     "gc v1": CollectingV1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from statekeeper.statestore.checkpoint import catalog
@@ -16,8 +16,9 @@ from statekeeper.statestore.maintenance.records.drills import StoreDrill
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.drill.model import DrillFacts, StoreFacts
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotFacts, StoreSnapshotFacts
+from statekeeper.statestore.maintenance.upkeep.snapshot.gather import LIVE_MARGIN_VERSIONS
 from statekeeper.statestore.maintenance.upkeep.verification.record import stamp
-from statekeeper.statestore.storage import Storage, read_or_none
+from statekeeper.statestore.storage import Storage, list_members, read_or_none
 
 
 def gather(storage: Storage, *, stopped: bool = False) -> DrillFacts:
@@ -25,24 +26,22 @@ def gather(storage: Storage, *, stopped: bool = False) -> DrillFacts:
 
     The version to restore is the head. Of a running native query in structure V1, whose newest versions may be replaced, it
     is an earlier one or that of the newest snapshot, whichever is newer. Requests: those of `snapshot.gather`, one for the
-    record of drills, two listings of `state/`, one of the journals, and one or two offsets. Raises as `snapshot.gather`.
+    record of drills, a listing of `state/`, one of the journals, and one or two offsets. Raises as `snapshot.gather`.
     """
     last = drills.read(storage)
     gathered = snapshot.gather(storage, at_head=stopped, supported=tuple(Provider)).corrected_by(last)
     if gathered.batch is None or gathered.stateless is not None:
         return DrillFacts(gathered=gathered, stores=(), last=last)
-    files = catalog.files(storage, provider=gathered.conf.provider)
-    families = catalog.with_families(entry.path for entry in storage.list(names.STATE))
+    entries = list(storage.list(names.STATE))
+    files = catalog.with_members(list_members(storage), entries, gathered.conf.provider)
+    families = catalog.with_families(entry.path for entry in entries)
     past = _Past(storage)
-    found = []
-    for of_store in gathered.stores:
-        there = files.of(of_store.store)
-        fact = of_store
-        if (newer := _newer_snapshot(there, fact)) is not None:
-            fact = replace(snapshot.facts_of(storage, fact.store, newer, there), head=fact.head)
-        needs_base = fact.store.operator in families
-        found.append(_facts(gathered, fact, there, past, last.get(fact.store), needs_base=needs_base))
-    return DrillFacts(gathered=gathered, stores=tuple(one for one in found if one.version != EMPTY), last=last)
+    found = (
+        _facts(storage, gathered, one, files.of(one.store), past, last.get(one.store), families)
+        for one in gathered.stores
+    )
+    stores = tuple(one for one in found if one.version != EMPTY)
+    return DrillFacts(gathered=gathered, stores=stores, last=last, families=families)
 
 
 def _newer_snapshot(files: StoreFiles, fact: StoreSnapshotFacts) -> VersionId | None:
@@ -62,16 +61,18 @@ def _target(fact: StoreSnapshotFacts) -> VersionId:
 
 
 def _facts(
+    storage: Storage,
     gathered: SnapshotFacts,
     fact: StoreSnapshotFacts,
     files: StoreFiles,
     past: _Past,
     last: StoreDrill | None,
-    *,
-    needs_base: bool,
+    families: Collection[int],
 ) -> StoreFacts:
+    if (newer := _newer_snapshot(files, fact)) is not None:
+        fact = replace(snapshot.facts_of(storage, fact.store, newer, files), head=fact.head)
     version = _target(fact)
-    older, why = _older_base(fact, files, needs_base=needs_base)
+    older, why = _older_base(fact, files, needs_base=fact.store.operator in families)
     has_mark = version.mark is not None
     return StoreFacts(
         store=fact.store,
@@ -137,11 +138,17 @@ def _digest(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def again(storage: Storage, one: StoreFacts, facts: SnapshotFacts, *, stopped: bool) -> StoreFacts | None:
-    """Look at a store again whose load failed; None if the query has committed no batch since. Spark deletes the files of
-    old versions while its query runs. Raises as `gather`."""
-    newest = catalog.newest_batch(storage)
-    if newest is None or facts.batch is None or newest <= facts.batch:
+def again(storage: Storage, one: StoreFacts, facts: DrillFacts, *, stopped: bool) -> StoreFacts | None:
+    """Look at a store again whose load failed; None if the query has committed no version of it since. Spark deletes the
+    files of old versions while its query runs. Raises as `gather`."""
+    heads = catalog.heads(storage)
+    head = None if heads is None else heads.heads.get(one.store)
+    if heads is None or head is None or heads.batch == facts.batch:
         return None
-    found = gather(storage, stopped=stopped)
-    return next((now for now in found.stores if now.store == one.store and now.version != one.version), None)
+    files = catalog.files(storage, one.store.folder, provider=facts.gathered.conf.provider).of(one.store)
+    is_final = stopped or head.mark is not None
+    target = head if is_final else VersionId(max(0, head.version - LIVE_MARGIN_VERSIONS))
+    fact = replace(snapshot.facts_of(storage, one.store, target, files), head=head)
+    # Not compared with an earlier drill: that is worth no more requests for a store whose files are being deleted.
+    found = _facts(storage, facts.gathered, fact, files, _Past(storage), None, facts.families)
+    return None if found.version == one.version else found

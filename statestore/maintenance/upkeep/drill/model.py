@@ -84,11 +84,13 @@ class StoreFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DrillFacts:
-    """The stores of a checkpoint, their last drills, and the batch. `gathered`: with what drills have measured."""
+    """The stores of a checkpoint and their last drills. `gathered`: with what drills have measured; `families`: the
+    operators with column families."""
 
     gathered: SnapshotFacts
     stores: tuple[StoreFacts, ...]
     last: Drills
+    families: frozenset[int] = frozenset()
 
     @property
     def batch(self) -> int | None:
