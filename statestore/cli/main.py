@@ -21,6 +21,7 @@ VERBS = (
         "diff", _LOOK, "Show which rows differ between two batches.", f"diff {_ROOT} --from-batch 40 --to-batch 41"
     ),
     VerbEntry("top", _LOOK, "Show the largest, the hottest and the oldest keys.", f"top {_ROOT}"),
+    VerbEntry("report", _LOOK, "Write an HTML page about checkpoints.", "report --all -o report.html"),
     VerbEntry("explain", _LOOK, "Explain the code of a finding or an error.", "explain changelog_missing"),
     VerbEntry("lease", _LOOK, "Show which process maintains a checkpoint.", f"lease {_ROOT}"),
     VerbEntry(

@@ -68,7 +68,7 @@ def several_roots(verb: Verb) -> Callable[..., None]:
             click.echo(as_json({"roots": results}))
         sys.exit(worst(codes))
 
-    return _roots_options(of_all)
+    return roots_options(of_all)
 
 
 def rows_of_several_roots(verb: Callable[..., None]) -> Callable[..., None]:
@@ -99,7 +99,7 @@ def rows_of_several_roots(verb: Callable[..., None]) -> Callable[..., None]:
         list_of_roots.end()
         sys.exit(worst(codes))
 
-    return _roots_options(of_all)
+    return roots_options(of_all)
 
 
 def no_checkpoints(ctx: click.Context) -> BadConfiguration:
@@ -139,7 +139,14 @@ def _is_one(roots: tuple[str, ...], all_roots: bool) -> bool:
     return len(roots) == 1
 
 
-def _roots_options(command: Callable[..., None]) -> Callable[..., None]:
+def chosen_roots(ctx: click.Context, codes: list[int], roots: tuple[str, ...], *, all_roots: bool) -> Iterable[str]:
+    """Return the names of the given roots, or of all checkpoints as `several_roots`. Raises `click.UsageError`."""
+    _is_one(roots, all_roots)
+    return _discovered(ctx, codes) if all_roots else roots
+
+
+def roots_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The arguments ROOT..., and the option --all."""
     command = click.option(
         "--all",
         "all_roots",

@@ -301,7 +301,7 @@ def newest_outcome_among(storage: Storage, verb: str, listed: Iterable[Entry]) -
 def runs_since(since_seconds: float, listed: Iterable[Entry]) -> int:
     """Return the number of runs in a listing of the history that started after a time and have an outcome. Pure."""
     outcomes = [one.path for one in listed if (parsed := names.parse_history(one.path)) and parsed[1] == "outcome"]
-    return sum((_started_seconds(path) or 0.0) >= since_seconds for path in outcomes)
+    return sum((started_seconds(path) or 0.0) >= since_seconds for path in outcomes)
 
 
 def starts_of_runs(storage: Storage, verbs: Collection[str]) -> list[float]:
@@ -311,11 +311,12 @@ def starts_of_runs(storage: Storage, verbs: Collection[str]) -> list[float]:
         seconds
         for entry in storage.list(names.HISTORY)
         if (parsed := names.parse_history(entry.path)) and parsed[0] in verbs and parsed[1] == "outcome"
-        if (seconds := _started_seconds(entry.path)) is not None
+        if (seconds := started_seconds(entry.path)) is not None
     ]
 
 
-def _started_seconds(path: str) -> float | None:
+def started_seconds(path: str) -> float | None:
+    """Return the Unix time at which the run of a file of the history started; None for another path. Pure."""
     stamp = path.removeprefix(f"{names.HISTORY}/").partition("-")[0]
     try:
         return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp()

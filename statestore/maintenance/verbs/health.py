@@ -13,10 +13,12 @@ from statekeeper.statestore.maintenance.records.history import DeletedFiles, new
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotFacts
 from statekeeper.statestore.maintenance.verbs import audit as audits
+from statekeeper.statestore.maintenance.verbs.audit import Looked
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.root.attempts import metrics_at
-from statekeeper.statestore.storage import RequestCounts, Storage
+from statekeeper.statestore.storage import Entry, RequestCounts, Storage
 from statekeeper.statestore.storage.query_metrics import QueryMetrics
 
 _DAY_SECONDS = 86_400.0
@@ -74,20 +76,35 @@ class Health:
         return self.worst is None
 
 
+@dataclass(frozen=True)
+class Examined:
+    """The figures of a checkpoint, and what they were computed from. `history`: the listing of the history."""
+
+    health: Health
+    looked: Looked
+    gathered: SnapshotFacts
+    history: tuple[Entry, ...]
+
+
 def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
-    """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`, and
-    for a job those of `metrics_at`. Raises the errors of the first two."""
+    """Compute the figures of a checkpoint. See `examined`."""
+    return examined(storage, policies, clock=clock).health
+
+
+def examined(storage: Storage, policies: Policies, *, clock: Clock) -> Examined:
+    """Compute the figures of a checkpoint. Requests: those of `snapshot.gather`, `audit.gather` and `retention.gather`, the
+    record of drills, a listing of the history, and for a job those of `metrics_at`. Raises the errors of the first two."""
     before = storage.requests.snapshot()
     gathered = snapshot.gather(storage, at_head=True, supported=tuple(Provider))
     gathered = gathered.corrected_by(drills.read(storage))
     looked = audits.look(storage, policies, clock=clock)
     audit = looked.audit
     reclaimable = looked.forecast.now if looked.forecast else Amount()
-    listed = list(storage.list(names.HISTORY))
+    listed = tuple(storage.list(names.HISTORY))
     reclaimed = newest_outcome_among(storage, "gc", listed)
     batch = audit.batch if gathered.origin is Origin.OWN else None
     job = None if batch is None else metrics_at(storage, batch)
-    return Health(
+    health = Health(
         version=0 if audit.batch is None else audit.batch + 1,
         stores=len(gathered.stores),
         longest_tail=max((len(fact.load.replay) for fact in gathered.stores if fact.load), default=0),
@@ -109,3 +126,4 @@ def look(storage: Storage, policies: Policies, *, clock: Clock) -> Health:
         job=job,
         drilled_at_seconds=None if gathered.measured is None else gathered.measured.drilled_at_seconds,
     )
+    return Examined(health, looked, gathered, listed)
