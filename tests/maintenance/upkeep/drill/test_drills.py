@@ -189,6 +189,25 @@ def test_an_edit_is_no_difference(kind: str, tmp_path: Path) -> None:
     assert drilled(storage, tmp_path / "scratch", sample=100).is_green
 
 
+@pytest.mark.parametrize("runs_again", [True, False])
+def test_in_structure_v1_a_batch_that_ran_again_is_no_difference_and_a_replaced_file_is_one(
+    runs_again: bool, tmp_path: Path
+) -> None:
+    """Both versions have one number. Only the offsets of the batch tell that it ran again after a rollback."""
+    storage = open_storage(str(fixture_of("v1-aggregation.", tmp_path / "query")))
+    gathered = snapshot.gather(storage, at_head=True)
+    assert not drilled(storage, tmp_path / "scratch", sample=100).findings
+    one = next(fact for fact in gathered.stores if fact.load is not None and fact.load.replay)
+    planted.in_changelog(storage, one.store, one.head, lambda records: dict(list(records.items())[1:]), gathered.conf)
+    if runs_again:
+        offsets = names.offsets(one.head.version - 1)
+        body = storage.read(offsets)
+        storage.replace(offsets, body.replace(b'"batchTimestampMs":', b'"batchTimestampMs":1'))
+        assert storage.read(offsets) != body
+    found = drilled(storage, tmp_path / "scratch", sample=100)
+    assert [result.action.store for result in found.findings] == ([] if runs_again else [one.store])
+
+
 @pytest.mark.parametrize("kind", ["v1-aggregation.", "v2-aggregation."])
 def test_a_switch_to_the_other_structure_is_no_difference(kind: str, tmp_path: Path) -> None:
     storage = open_storage(str(fixture_of(kind, tmp_path / "query")))
