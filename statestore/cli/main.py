@@ -86,8 +86,8 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Act at once: maintain, snapshot, drill, clone, mirror, publish, savepoint and unpack. To see only their plan, add
-    --dry-run. Also --undo, --abort and lease --break act at once.
+    Act at once: maintain, snapshot, drill, clone, mirror, publish, savepoint, unpack, --undo, --abort and lease --break.
+    To see only the plan of a verb, add --dry-run.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
 
