@@ -87,7 +87,7 @@ def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
     Act at once: maintain, snapshot, drill, clone, mirror, publish, savepoint, unpack, --undo, --abort and lease --break.
-    To see only the plan of a verb, add --dry-run.
+    To only plan, add --dry-run.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
 
