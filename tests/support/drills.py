@@ -13,7 +13,7 @@ from statekeeper.statestore.storage import Storage
 from tests.support import verbs
 from tests.support.maintainers import MAINTAINER
 
-Prepared_ = Prepared[PlannedRestores, Ended, Found]
+PreparedDrill = Prepared[PlannedRestores, Ended, Found]
 
 
 def planned(
@@ -24,7 +24,7 @@ def planned(
     stopped: bool = True,
     by: Maintainer = MAINTAINER,
     **options: object,
-) -> Prepared_:
+) -> PreparedDrill:
     """Plan a drill. `options`: of the verb."""
     run = verbs.a_run(storage, Policies(mode=mode), by, scratch=scratch, stopped=stopped, workers=1)
     return prepare(Drill(**options), run)  # type: ignore[arg-type]

@@ -46,6 +46,8 @@ from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Tabl
 Ended: TypeAlias = tuple[DrillStore, Drilled | StatekeeperError]
 """A store of the sample and its result."""
 
+_WEEK_SECONDS = 7 * 86_400.0
+
 _MOST_FINDINGS = 50
 """Findings in the lines of a report."""
 
@@ -98,8 +100,9 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         if run.stopped:
             run.require_stopped(confirmed=True)
         gathered = drill.gather(run.storage, stopped=run.stopped)
-        planned = drill.plan(gathered, stores=self.stores, sample=self.sample)
         mode = run.policies.mode_for(gathered.gathered.origin)
+        turn = int(run.clock.now_seconds() / _WEEK_SECONDS) if mode is Mode.OBSERVE and not gathered.last else None
+        planned = drill.plan(gathered, stores=self.stores, sample=self.sample, turn=turn)
         return PlannedRestores(mode=mode, gathered=gathered, plan=planned)
 
     def has_work(self, plan: PlannedRestores) -> bool:
@@ -317,8 +320,8 @@ def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str
         )
     if planned.mode is Mode.OBSERVE:
         yield (
-            "nothing is recorded, because the mode of this root is observe: the next drill has no rows to compare with and "
-            "may choose the same stores. To record drills, add --mode snapshots"
+            "nothing is recorded, because the mode of this root is observe: the next drill has no rows to compare with. To "
+            "record drills, add --mode snapshots"
         )
     yield from _coverage(planned.plan)
 

@@ -23,6 +23,7 @@ class Reason(Enum):
     NOT_LOADABLE = "its files do not give a load"
     NEVER = "never restored by a drill"
     OLDEST = "restored by a drill the longest time ago"
+    TURN = "its turn: no drill is recorded"
     WORST = "one of the longest restores"
 
 

@@ -22,11 +22,14 @@ _LEAST_SAMPLE = 8
 """A smaller sample saves nothing: the start of a process takes longer than these restores."""
 
 
-def plan(facts: DrillFacts, *, stores: Sequence[str] = (), sample: int | None = None) -> DrillPlan:
+def plan(
+    facts: DrillFacts, *, stores: Sequence[str] = (), sample: int | None = None, turn: int | None = None
+) -> DrillPlan:
     """Plan a drill. `stores`: those to restore, such as "0/3"; `sample`: how many stores; by default so many that weekly
     drills restore each store within a quarter, half of them because of their long restores.
 
-    Stores without a load are always in the sample: they are known not to restore.
+    `turn`: the number of the drill, for a root whose drills are not recorded: the stores take turns. None: those that
+    drills restored the longest time ago. Stores without a load are always in the sample: they are known not to restore.
     """
     if stores:
         return _of_names(facts, stores)
@@ -34,10 +37,14 @@ def plan(facts: DrillFacts, *, stores: Sequence[str] = (), sample: int | None = 
     lost = [one for one in every if one.load is None]
     there = [one for one in every if one.load is not None]
     size = sample_size(len(there)) if sample is None else min(sample, len(there))
-    # The longest time ago first, never first of all; among equals, the longest restore first.
-    by_age = sorted(there, key=lambda one: _drilled_at(facts, one))
     turns = size - size // 2
-    chosen = {one.store: Reason.NEVER if _drilled_at(facts, one) < 0 else Reason.OLDEST for one in by_age[:turns]}
+    if turn is None:
+        # The longest time ago first, never first of all; among equals, the longest restore first.
+        by_age = sorted(there, key=lambda one: _drilled_at(facts, one))[:turns]
+        chosen = {one.store: Reason.NEVER if _drilled_at(facts, one) < 0 else Reason.OLDEST for one in by_age}
+    else:
+        in_order = sorted(one.store for one in there)
+        chosen = {in_order[(turn * turns + number) % len(there)]: Reason.TURN for number in range(turns)}
     for one in there:
         if len(chosen) >= size:
             break

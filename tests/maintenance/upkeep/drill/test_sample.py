@@ -48,6 +48,12 @@ def test_weekly_drills_restore_each_store_within_a_quarter(stores: int) -> None:
     assert min(one.drilled_at_seconds for one in last.values()) >= 0
 
 
+@pytest.mark.parametrize("stores", [1, 13, 50, 200])
+def test_stores_whose_drills_are_not_recorded_take_turns(stores: int) -> None:
+    restored = {one.store for week in range(2918, 2931) for one in plan(facts(stores), turn=week).drill}
+    assert len(restored) == stores
+
+
 def test_the_worst_restores_come_first_and_are_in_every_sample() -> None:
     last = {StorePath(0, number): drill_at(1000.0 - number) for number in range(26)}
     assert reasons(plan(facts(26, last), sample=4)) == {
