@@ -158,15 +158,15 @@ class _Drill:
         version = self.action.version
         try:
             other = self._loader(folder).restore(version, folder / "database", older_than=base)
-        except (*DAMAGES, ObjectMissing) as error:
+            with other.database as database:
+                is_equal = database.digest() == digest
+                found = None if is_equal else self._differences(restored, other)
+        except (*DAMAGES, ObjectMissing, LocalStateDamaged) as error:
             why = f"the replay from an older base is not possible: {error.what}"
             return Comparison(against=Against.REPLAY, what="", is_equal=None, why=why)
         begin = other.report.base_version or EMPTY
         since = "version 0" if begin == EMPTY else f"the snapshot of version {begin.version:,}"
         what = f"the replay of {other.report.replayed_changelogs:,} changelogs since {since}"
-        with other.database as database:
-            is_equal = database.digest() == digest
-            found = None if is_equal else self._differences(restored, other)
         return Comparison(against=Against.REPLAY, what=what, is_equal=is_equal, differences=found)
 
     def _with_last_drill(self, digest: str, folder: Path) -> Comparison:
