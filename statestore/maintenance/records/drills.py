@@ -129,7 +129,7 @@ def read(storage: Storage) -> Drills:
 def add(storage: Storage, drills: Drills, stores: Collection[StorePath]) -> None:
     """Add drills to the record. `stores`: those of the checkpoint; others are left out. Two requests. Raises
     `StorageError`."""
-    merged = {str(store): drill for store, drill in (read(storage) | dict(drills)).items() if store in stores}
+    merged = {str(store): drill for store, drill in {**read(storage), **drills}.items() if store in stores}
     storage.replace(names.DRILLS, json_records.encoded({text: merged[text] for text in sorted(merged)}, compact=True))
 
 

@@ -39,6 +39,9 @@ from statekeeper.statestore.store.engine.scratch import work_folder
 from statekeeper.statestore.store.loading.loaded import Restored
 from statekeeper.statestore.store.loading.loader import Loader
 
+_UNRESTORABLE: tuple[type[StatekeeperError], ...] = (*DAMAGES, ObjectMissing, LocalStateDamaged)
+"""Errors of a store whose files do not give its rows."""
+
 _MOST_TRIES = 3
 """Loads of a store whose files are deleted meanwhile because the query commits further batches."""
 
@@ -115,7 +118,7 @@ class _Drill:
             started = self._machine.clock.monotonic_seconds()
             try:
                 restored = self._loader(folder / "newest").restore(facts.version, folder / "newest" / "database")
-            except (*DAMAGES, ObjectMissing) as error:
+            except _UNRESTORABLE as error:
                 return Drilled(action=self.action, problem=facts.problem or str(error))
             seconds = self._machine.clock.monotonic_seconds() - started
             report = restored.report
@@ -161,7 +164,7 @@ class _Drill:
             with other.database as database:
                 is_equal = database.digest() == digest
                 found = None if is_equal else self._differences(restored, other)
-        except (*DAMAGES, ObjectMissing, LocalStateDamaged) as error:
+        except _UNRESTORABLE as error:
             why = f"the replay from an older base is not possible: {error.what}"
             return Comparison(against=Against.REPLAY, what="", is_equal=None, why=why)
         begin = other.report.base_version or EMPTY
@@ -180,7 +183,7 @@ class _Drill:
         try:
             with self._loader(folder).restore(version, folder / "database").database as database:
                 is_equal = database.digest() == last.digest
-        except (*DAMAGES, ObjectMissing, LocalStateDamaged) as error:
+        except _UNRESTORABLE as error:
             why = f"version {version.version:,} of the last drill does not load any more: {error.what}"
             return Comparison(against=Against.LAST_DRILL, what="", is_equal=None, why=why)
         return Comparison(against=Against.LAST_DRILL, what=what, is_equal=is_equal)
