@@ -56,4 +56,4 @@ def test_the_restored_rows_are_those_that_spark_shows(
     with_rows = [one for one in wrong.drilled if one.rows]
     assert with_rows
     assert {one.verdict for one in with_rows} == {Verdict.DIFFERS}
-    assert all("differs from Spark's reader at batch 1" in one.explained for one in with_rows)
+    assert all("differs from Spark's reader at batch " in one.explained for one in with_rows)

@@ -29,7 +29,7 @@ _STYLE = """
   --good: #3fb950; --warn: #d29922; --bad: #f85149; --one: #6e7681; --two: #4493f8; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink);
-  background: var(--paper); overflow-wrap: anywhere; }
+  background: var(--paper); overflow-wrap: break-word; } p, code, td { overflow-wrap: anywhere; } td { min-width: 6rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 h3 { font-size: 1rem; margin-bottom: .25rem; }
 .lead { font-size: 1.1rem; border-left: .3rem solid var(--good); padding-left: .75rem; }
@@ -40,6 +40,10 @@ table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 code { font: .875em ui-monospace, monospace; }
+@media screen and (max-width: 40rem) {
+  thead { display: none; } table, tbody, tr, td, td.n { display: block; text-align: left; white-space: normal; }
+  tr { border-bottom: 1px solid var(--line); padding: .35rem 0; } td { border: 0; padding: 0; } td:empty { display: none; }
+  td[data-of]::before { content: attr(data-of) ": "; color: var(--dim); } }
 svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 @media print { :root { --ink: #000; --paper: #fff; --dim: #444; --line: #999; } body { max-width: none; padding: 0; }
@@ -110,7 +114,7 @@ def _findings(findings: Sequence[Finding]) -> str:
         )
         for one in findings[:_ROWS]
     ]
-    return _table("Findings", ("", "problem", "consequence", "next"), rows, of=len(findings))
+    return _table("Findings", ("severity", "problem", "consequence", "next"), rows, of=len(findings))
 
 
 def _restores(found: Overview) -> str:
@@ -168,7 +172,7 @@ def _sizes(found: Overview) -> str:
 def _requests(found: Overview) -> str:
     job = found.health.job
     if job is None:
-        return "<h3>Requests</h3><p>Not known: a native query does not record its requests.</p>"
+        return "<h3>Requests</h3><p>Not known: the newest batch has no record of its requests. A native query writes none.</p>"
     dollars = job.dollars_a_day(Prices()) * _MONTH_DAYS
     text = (
         f"The newest {counted(job.batches, 'batch')} of the job sent {job.writes:,} write requests and {job.reads:,} read "
@@ -249,7 +253,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | _Cell]], *, of: int) -> str:
-    """A table. The name of a column with numbers begins with #."""
+    """A table; on a phone, a list of its rows. The name of a column with numbers begins with #."""
     classes = [' class="n"' if name.startswith("#") else "" for name in columns]
     head = "".join(
         f"<th{kind}>{_text(name.removeprefix('#'))}</th>" for kind, name in zip(classes, columns, strict=True)
@@ -257,7 +261,10 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | _Ce
     body, count = "", 0
     for row in rows:
         count += 1
-        cells = "".join(f"<td{kind}>{_cell(value)}</td>" for kind, value in zip(classes, row, strict=True))
+        cells = "".join(
+            f'<td{kind} data-of="{_text(name.removeprefix("#"))}">{_cell(value)}</td>'
+            for name, kind, value in zip(columns, classes, row, strict=True)
+        )
         body += f"<tr>{cells}</tr>"
     more = f'<p class="dim">the first {count:,} of {of:,}</p>' if of > count else ""
     heading = f"<h3>{_text(title)}</h3>" if title else ""
