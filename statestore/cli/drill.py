@@ -69,8 +69,9 @@ def drill(
     checksum is right. The report shows the predicted and the measured seconds, and later predictions use the measured ones.
     A store whose rows could not be compared is reported as such, and never as verified.
 
-    The query may be running. drill does not change its state. It records the results below _statekeeper/, unless the mode
-    of ROOT is observe. ROOT can be a mirror: then the drill proves that a failover works.
+    The query may be running. drill does not change its state, so it runs immediately, without --apply. It records the
+    results below _statekeeper/, unless the mode of ROOT is observe. ROOT can be a mirror: then the drill proves that the
+    mirror restores.
 
     A worker needs space for two versions of one store in --scratch. Exit code 3: a store does not restore, or its rows
     differ. 4: a store was not compared, or not examined.

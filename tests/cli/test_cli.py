@@ -286,6 +286,7 @@ def test_a_checkpoint_without_a_batch_needs_no_snapshot(root: Path, tmp_path: Pa
         "cloned": None,
         "owner": None,
         "columns": {},
+        "restore_measured": None,
         "mirror": None,
         "savepoint": None,
         "metrics": None,

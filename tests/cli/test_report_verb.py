@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint
 from statekeeper.statestore.maintenance.verbs.html_page import Section, page
 from statekeeper.statestore.storage import open_storage
 from tests.support import planted
+from tests.support.clocks import SleeplessClock
 from tests.support.commands import run
 from tests.support.drills import drilled
 from tests.support.keyed_roots import KeyedRoot
+from tests.support.maintainers import maintainer
 from tests.support.switching import take_snapshots
 
 _VOID = {"meta"}
@@ -113,7 +116,9 @@ def test_a_finding_of_the_newest_drill_needs_action(made: Path, tmp_path: Path) 
     storage = open_storage(str(wrong))
     first = drilled(storage, tmp_path / "scratch").drilled[0].action
     planted.in_snapshot(storage, first.store, first.facts.base, lambda rows: dict(list(rows.items())[1:]), tmp_path)
-    drilled(storage, tmp_path / "scratch")
+    # The history has seconds.
+    later = maintainer(SleeplessClock(SystemClock().now_seconds() + 60))
+    drilled(storage, tmp_path / "scratch", by=later)
     done = run("report", wrong, "-o", tmp_path / "report.html")
     assert done.exit_code == 3
     assert "The newest drill has 1 finding." in Page(tmp_path / "report.html").text

@@ -172,7 +172,8 @@ def _sizes(found: Overview) -> str:
 def _requests(found: Overview) -> str:
     job = found.health.job
     if job is None:
-        return "<h3>Requests</h3><p>Not known: the newest batch has no record of its requests. A native query writes none.</p>"
+        unknown = "Not known: the newest batch has no record of its requests. A native query writes none."
+        return f"<h3>Requests</h3><p>{unknown}</p>"
     dollars = job.dollars_a_day(Prices()) * _MONTH_DAYS
     text = (
         f"The newest {counted(job.batches, 'batch')} of the job sent {job.writes:,} write requests and {job.reads:,} read "
