@@ -225,7 +225,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
             (
                 str(one.store),
                 one.version.version,
-                round(one.facts.predicted_seconds, 3),
+                f"{one.facts.predicted_seconds:.3f}",
                 one.reason.value,
                 " and ".join(against.value for against in one.compares) or f"nothing: {one.not_compared}",
             )
