@@ -80,7 +80,15 @@ def drill_all(
 
     def work(action: DrillStore) -> Drilled:
         for _ in range(_MOST_TRIES):
-            done = _Drill(storage, action, conf, contents, limits, machine, is_shown=is_shown).run()
+            done = _Drill(
+                storage=storage,
+                action=action,
+                conf=conf,
+                contents=contents,
+                limits=limits,
+                machine=machine,
+                is_shown=is_shown,
+            ).run()
             if done.digest or (now := again(action.facts)) is None:
                 break
             action = DrillStore(facts=now, reason=action.reason)
@@ -89,45 +97,35 @@ def drill_all(
     in_pool(work, actions, ended, workers=workers)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Drill:
-    """The drill of one store."""
+    """The drill of one store. `contents`, `is_shown`: see `drill_all`."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        action: DrillStore,
-        conf: StateConf,
-        contents: Contents | None,
-        limits: EngineLimits,
-        machine: Machine,
-        *,
-        is_shown: bool,
-    ) -> None:
-        self._is_shown = is_shown
-        self.action = action
-        self._storage = storage
-        self._conf = conf
-        self._contents = contents
-        self._limits = limits
-        self._machine = machine
+    storage: Storage
+    action: DrillStore
+    conf: StateConf
+    contents: Contents | None
+    limits: EngineLimits
+    machine: Machine
+    is_shown: bool
 
     def run(self) -> Drilled:
         """Restore the store, and compare it. Raises `LocalDiskFull`, `StorageError`."""
         facts = self.action.facts
-        with work_folder(self._machine.scratch, "drill") as folder:
-            started = self._machine.clock.monotonic_seconds()
+        with work_folder(self.machine.scratch, "drill") as folder:
+            started = self.machine.clock.monotonic_seconds()
             try:
                 restored = self._loader(folder / "newest").restore(facts.version, folder / "newest" / "database")
             except _UNRESTORABLE as error:
                 return Drilled(action=self.action, problem=facts.problem or str(error))
-            seconds = self._machine.clock.monotonic_seconds() - started
+            seconds = self.machine.clock.monotonic_seconds() - started
             report = restored.report
             with restored.database as database:
                 try:
                     digest = database.digest()
                 except LocalStateDamaged as error:
                     return Drilled(action=self.action, problem=error.what)
-                shown = self._shown(restored) if self._is_shown else ""
+                shown = self._shown(restored) if self.is_shown else ""
                 comparisons = tuple(self._comparisons(restored, digest, folder))
             base_seconds = min(seconds, report.base_milliseconds / 1000)
             return Drilled(
@@ -144,9 +142,9 @@ class _Drill:
 
     def _loader(self, folder: Path) -> Loader:
         """A loader with a cache of its own: each load reads the storage."""
-        cache = LocalCopyFolder(folder / "store", self._limits, self._machine.ids)
-        store, clock = self.action.store, self._machine.clock
-        return Loader(store, self._storage, cache, self._limits, clock=clock, lock_timeout_seconds=0, conf=self._conf)
+        cache = LocalCopyFolder(folder / "store", self.limits, self.machine.ids)
+        store, clock = self.action.store, self.machine.clock
+        return Loader(store, self.storage, cache, self.limits, clock=clock, lock_timeout_seconds=0, conf=self.conf)
 
     def _comparisons(self, restored: Restored, digest: str, folder: Path) -> Iterator[Comparison]:
         base = restored.report.base_version or EMPTY
@@ -190,12 +188,12 @@ class _Drill:
 
     def _shown(self, restored: Restored) -> str | StatekeeperError:
         """Digest the decoded rows, or return why they cannot be compared with Spark's."""
-        if self._contents is None or (restored.base is not None and restored.base.column_families):
+        if self.contents is None or (restored.base is not None and restored.base.column_families):
             return UnknownFormatVersion(
                 "it has column families, which this release does not compare with Spark's reader"
             )
         try:
-            return shown_digest(self._opened(self._contents, restored))
+            return shown_digest(self._opened(self.contents, restored))
         except (CorruptFile, UnknownFormatVersion) as error:
             return error
 
@@ -209,10 +207,10 @@ class _Drill:
     def _differences(self, restored: Restored, other: Restored) -> Differences | None:
         """Count the rows of the newest snapshot that differ from those of the replay; None if they cannot be read in
         order."""
-        if self._contents is None:
+        if self.contents is None:
             return None
         for decoded_rows in (_DECODED_ROWS, 0):
-            both = [self._opened(self._contents, one) for one in (other, restored)]
+            both = [self._opened(self.contents, one) for one in (other, restored)]
             found = RowDifferences(before=both[0], after=both[1], decoded_rows=decoded_rows)
             try:
                 keys = [str(one.key) for one in found]
