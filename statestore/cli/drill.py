@@ -64,7 +64,7 @@ def drill(
 ) -> None:
     """Restore a sample of stores into scratch folders, time it, and compare the rows.
 
-    drill loads the newest version of each store of the sample as a restart does. It then compares the rows with those of a
+    drill loads each store of the sample at its newest batch, as a restart does. It then compares the rows with those of a
     load that does not use the newest snapshot, and with those of the last drill. So it finds a wrong row in a file whose
     checksum is right. The report shows the predicted and the measured seconds, and later predictions use the measured ones.
     A store whose rows could not be compared is reported as such, and never as verified.
@@ -73,7 +73,7 @@ def drill(
     results below _statekeeper/, unless the mode of ROOT is observe. ROOT can be a mirror: then the drill proves that the
     mirror restores.
 
-    A worker needs space for two versions of one store in --scratch. Exit code 3: a store does not restore, or its rows
+    A worker needs space for one store twice in --scratch. Exit code 3: a store does not restore, or its rows
     differ. 4: a store was not compared, or not examined.
     """
     run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes, workers=workers)

@@ -224,7 +224,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         rows = [
             (
                 str(one.store),
-                one.version.version,
+                one.version.version - 1,
                 f"{one.facts.predicted_seconds:.3f}",
                 one.reason.value,
                 " and ".join(against.value for against in one.compares) or f"nothing: {one.not_compared}",
@@ -257,7 +257,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
             phase=prepared.phase("restored"),
             facts={} if made is None else {"result": _verdict(plan, made)},
             figures=figures,
-            tables=(Table("sample", title, ("store", "version", "predicted s", "why", "compared with"), rows),),
+            tables=(Table("sample", title, ("store", "batch", "predicted s", "why", "compared with"), rows),),
             lines=_coverage(plan),
             made=made_tables,
             done=done,
@@ -287,14 +287,14 @@ def _results(made: Found, title: str) -> Table:
     rows = [
         (
             str(one.action.store),
-            one.action.version.version,
+            one.action.version.version - 1,
             f"{one.action.facts.predicted_seconds:.3f}",
             f"{one.seconds:.3f}" if one.digest else "-",
             one.explained,
         )
         for one in made.drilled
     ]
-    return Table("results", title, ("store", "version", "predicted s", "measured s", "result"), rows)
+    return Table("results", title, ("store", "batch", "predicted s", "measured s", "result"), rows)
 
 
 def _coverage(plan: DrillPlan) -> tuple[str, ...]:

@@ -197,14 +197,14 @@ def _drills(found: Overview) -> str:
         (
             str(store),
             utc(one.drilled_at_seconds, between=" "),
-            f"{one.version:,}",
+            f"{max(one.version - 1, 0):,}",
             one.verdict.replace("_", " "),
             _seconds(one.predicted_seconds),
             _seconds(one.seconds),
         )
         for store, one in last[:_ROWS]
     ]
-    columns = ("store", "last drill", "#version", "result", "#predicted s", "#measured s")
+    columns = ("store", "last drill", "#batch", "result", "#predicted s", "#measured s")
     return f"<h3>Drills</h3><p>{_text(text)}</p>{_table('', columns, rows, of=len(last)) if rows else ''}"
 
 

@@ -166,7 +166,7 @@ class _Drill:
             why = f"the replay from an older base is not possible: {error.what}"
             return Comparison(against=Against.REPLAY, what="", is_equal=None, why=why)
         begin = other.report.base_version or EMPTY
-        since = "version 0" if begin == EMPTY else f"the snapshot of version {begin.version:,}"
+        since = begin.in_words if begin == EMPTY else f"the snapshot of {begin.in_words}"
         what = f"the replay of {other.report.replayed_changelogs:,} changelogs since {since}"
         return Comparison(against=Against.REPLAY, what=what, is_equal=is_equal, differences=found)
 
@@ -175,14 +175,14 @@ class _Drill:
         last = self.action.last
         assert last is not None
         version = version_of(last, self.action.facts)
-        what = f"the last drill, of version {version.version:,}"
+        what = f"the last drill, of {version.in_words}"
         if version == self.action.version:
             return Comparison(against=Against.LAST_DRILL, what=what, is_equal=last.digest == digest)
         try:
             with self._loader(folder).restore(version, folder / "database").database as database:
                 is_equal = database.digest() == last.digest
         except _UNRESTORABLE as error:
-            why = f"version {version.version:,} of the last drill does not load any more: {error.what}"
+            why = f"{version.in_words} of the last drill does not load any more: {error.what}"
             return Comparison(against=Against.LAST_DRILL, what="", is_equal=None, why=why)
         return Comparison(against=Against.LAST_DRILL, what=what, is_equal=is_equal)
 

@@ -107,8 +107,8 @@ def _older_base(fact: StoreSnapshotFacts, files: StoreFiles, *, needs_base: bool
     if first == 0 and not needs_base:
         return EMPTY, ""
     if first == base.version:
-        return None, f"its snapshot of version {base.version:,} has no changelog of that version"
-    return None, f"no snapshot before version {base.version:,} is left with the changelogs since"
+        return None, f"its snapshot of {base.in_words} has no changelog of that batch"
+    return None, f"no snapshot before {base.in_words} is left with the changelogs since"
 
 
 class _Past:

@@ -126,7 +126,7 @@ class DrillStore:
     @property
     def not_compared(self) -> str:
         """Why nothing can be compared without Spark."""
-        return f"{self.facts.no_older}, and no earlier drill restored this version or an earlier one that still loads"
+        return f"{self.facts.no_older}, and no earlier drill restored this batch or an earlier one that still loads"
 
 
 @dataclass(frozen=True, kw_only=True)

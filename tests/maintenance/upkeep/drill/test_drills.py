@@ -94,7 +94,7 @@ def test_a_root_on_disk_and_in_a_bucket_is_compared_with_the_replay_since_an_old
     for one, state in zip(found.drilled, reversed(root.states[-1]), strict=True):
         assert one.rows == len(state)
         [comparison] = one.comparisons
-        assert comparison.what == "the replay of 3 changelogs since the snapshot of version 2"
+        assert comparison.what == "the replay of 3 changelogs since the snapshot of batch 1"
     assert not any((tmp_path / "scratch").glob("drill-*")), "the scratch folders are deleted"
 
 
@@ -104,7 +104,7 @@ def test_changelogs_in_batch_logs_are_replayed(tmp_path: Path) -> None:
     take_snapshots(made.storage, tmp_path / "scratch")
     made.grow(1)
     found = drilled(made.storage, tmp_path / "scratch")
-    assert {one.explained for one in found.drilled} == {"equal to the replay of 4 changelogs since version 0"}
+    assert {one.explained for one in found.drilled} == {"equal to the replay of 4 changelogs since the empty state"}
     planted.in_snapshot(made.storage, made.stores[0], made.versions[3][0], lambda rows: {**rows, b"k": b"v"}, tmp_path)
     assert [one.action.store for one in drilled(made.storage, tmp_path / "scratch").findings] == [made.stores[0]]
 
@@ -248,7 +248,7 @@ def test_a_store_whose_rows_cannot_be_compared_is_not_green(tmp_path: Path) -> N
     found = drilled(made.storage, tmp_path / "scratch")
     assert {one.verdict for one in found.drilled} == {Verdict.NOT_COMPARED}
     assert not found.is_green
-    assert all("no changelog of that version" in one.explained for one in found.drilled)
+    assert all("no changelog of that batch" in one.explained for one in found.drilled)
     assert drilled(made.storage, tmp_path / "scratch").is_green, "the second one has the rows of the first"
 
 

@@ -95,10 +95,10 @@ def test_a_wrong_row_in_the_newest_snapshot_is_found_by_the_replay_since_an_olde
 def test_a_root_without_damage_is_equal(root: Checkpoint, tmp_path: Path) -> None:
     found = drilled(root.storage, tmp_path / "scratch")
     assert found.is_green
-    since = "equal to the replay of 6 changelogs since the snapshot of version 4"
+    since = "equal to the replay of 6 changelogs since the snapshot of batch 3"
     assert [one.explained for one in found.drilled] == [since] * 2
     [again, _] = drilled(root.storage, tmp_path / "scratch").drilled
-    assert again.explained == f"{since} and to the last drill, of version 10"
+    assert again.explained == f"{since} and to the last drill, of batch 9"
 
 
 CHANGED: dict[str, Callable[[dict[bytes, bytes | None]], dict[bytes, bytes | None]]] = {
