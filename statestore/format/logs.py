@@ -132,8 +132,19 @@ def encode_metadata(query_id: str) -> bytes:
     return json.dumps({"id": query_id}, separators=(",", ":")).encode()
 
 
+UNFINISHED = b"Statekeeper writes this checkpoint. No query can start before it is complete: run statekeeper audit"
+"""The content of `metadata` in an unfinished checkpoint. Each release of Spark reads `metadata` first, and stops if it is
+not JSON. Without `metadata`, Spark 3.5 to 4.1 would start on the files that exist already."""
+
+
 def parse_metadata(data: bytes, path: str) -> str:
-    """Parse `metadata`; return the query's id."""
+    """Parse `metadata`; return the query's id. Raises `CorruptFile`, also for an unfinished checkpoint."""
+    if data == UNFINISHED:
+        raise CorruptFile(
+            "is the checkpoint of an unfinished migration; no query can start",
+            path=path,
+            hint="for the commands that finish it and reverse it, run: statekeeper audit ROOT",
+        )
     body = json_object(data, path)
     if "id" not in body:
         raise CorruptFile("lacks the field 'id'", path=path, hint=RESTORE)

@@ -17,7 +17,7 @@ Sources: SPARK-49374 (ids in the commit log), SPARK-58659 (the newest commit dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -349,12 +349,8 @@ class StateRoot:
     def _write_descriptions(self) -> None:
         """Write the metadata that Spark needs, also if a crash after `binding.json` left it incomplete."""
         self.storage.create(names.QUERY_METADATA, logs.encode_metadata(self.binding.root_id))
-        for operator, store in enumerate(self.binding.stores):
-            info = operators.StoreInfo(
-                name=names.DEFAULT_STORE, prefix_columns=store.prefix_columns, partitions=self.binding.partitions
-            )
-            metadata = operators.OperatorMetadata(operator, "statekeeper", (info,))
-            self.storage.create(names.operator_metadata(operator), operators.encode_operator(metadata))
+        for path, body in operator_metadata(self.binding):
+            self.storage.create(path, body)
         self._write_schemas()
 
     def _write_schemas(self) -> None:
@@ -366,6 +362,16 @@ class StateRoot:
             body = operators.encode_schema(store.key_json, value_json)
             if read_or_none(self.storage, path) != body:
                 self.storage.replace(path, body)
+
+
+def operator_metadata(binding: Binding) -> Iterator[tuple[str, bytes]]:
+    """Yield the paths and contents of the metadata of the operators: each store is one."""
+    for operator, store in enumerate(binding.stores):
+        info = operators.StoreInfo(
+            name=names.DEFAULT_STORE, prefix_columns=store.prefix_columns, partitions=binding.partitions
+        )
+        metadata = operators.OperatorMetadata(operator, "statekeeper", (info,))
+        yield names.operator_metadata(operator), operators.encode_operator(metadata)
 
 
 class _WrittenOutput(Record, omit_defaults=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,25 @@ def goal(**stores: object) -> Evolve:
     return parse_changes({"stores": stores or {"counts": CHANGES}}, "a file", ("--schema", "changes.toml"))
 
 
-def declared(*values: pa.Schema) -> Binding:
-    """The declaration of a job with the two stores."""
-    schemas = tuple(store(one, KEYS, name) for name, one in zip(NAMES, values, strict=True))
+def declared(*values: pa.Schema, names: Sequence[str] = NAMES) -> Binding:
+    """The declaration of a job with the stores of these names."""
+    schemas = tuple(store(one, KEYS, name) for name, one in zip(names, values, strict=True))
     return Binding(root_id="", query_id=QUERY, partitions=2, key_groups=16, stores=schemas)
 
 
-def commit(storage: Storage, folder: Path, batch: int, *tables: pa.Table, in_batch_log: bool = False) -> None:
-    """Commit a batch with the rows of each operator: a column `key`, and the value columns that the job declares."""
-    root = opened_root(storage, declared(*(table.drop_columns(["key"]).schema for table in tables)), batch)
+def commit(
+    storage: Storage,
+    folder: Path,
+    batch: int,
+    *tables: pa.Table,
+    in_batch_log: bool = False,
+    names: Sequence[str] = NAMES,
+    **bound: Any,
+) -> None:
+    """Commit a batch with the rows of each operator: a column `key`, and the value columns that the job declares. `bound`:
+    other fields of the binding."""
+    wanted = declared(*(table.drop_columns(["key"]).schema for table in tables), names=names)
+    root = opened_root(storage, replace(wanted, **bound), batch)
     ready = root.begin(batch, outer(batch))
     assert isinstance(ready, Ready)
     assert not root.rewrites(batch)

@@ -112,6 +112,7 @@ class TimedJob:
     structure: Structure = Structure.V2
     key_groups: int = 16
     query: str = QUERY
+    operator: StatefulOperator = OPERATOR
     first: int = 0
     """The first batch that has rows."""
     sink: dict[int, tuple[str, Told]] = field(default_factory=dict)
@@ -125,13 +126,13 @@ class TimedJob:
 
     def run(self, storage: Storage, batch: int) -> None:
         """Run one batch as a fresh driver does."""
-        stream = GivenStream(OPERATOR, ROWS)
+        stream = GivenStream(self.operator, ROWS)
         binding = Binding(
             root_id="",
             query_id=self.query,
             partitions=self.partitions,
             key_groups=self.key_groups,
-            stores=store_schemas(OPERATOR, stream.columns),
+            stores=store_schemas(self.operator, stream.columns),
         )
         root = StateRoot.open(storage, binding, batch=batch, ids=IDS, structure=self.structure)
         offsets = offsets_of(batch)
@@ -158,7 +159,7 @@ class TimedJob:
             schema=root.schema(),
             ids=ids,
             structure=self.structure,
-            watermark_ms=EventClock(OPERATOR).next_watermark_ms(ready.times, reports),
+            watermark_ms=EventClock(self.operator).next_watermark_ms(ready.times, reports),
         )
         root.write_pending(pending, changelogs_of(reports) if self.log is LogLayout.BATCH else None)
         told = [(row["key"], row["at"], row["rows"]) for row in output.to_pylist()]
@@ -174,7 +175,7 @@ class TimedJob:
             root=StorageSpec(root.storage.url),
             root_id=root.binding.root_id,
             local_folder=str(self.folder / "local"),
-            operator=OPERATOR,
+            operator=self.operator,
             row_columns=stream.columns,
             partitioning=partitioning,
             assignments=Assignments.of(ready.bases, catalog.snapshots(root.storage)),
@@ -184,7 +185,7 @@ class TimedJob:
             times=ready.times,
             limits=StoreLimits(),
             sweep=SweepLimits(),
-            output=TaskOutputs(rows=OPERATOR.outputs, reporter=reports),
+            output=TaskOutputs(rows=self.operator.outputs, reporter=reports),
         )
         batch = ready.times.batch
         given = rows_of(batch) if batch >= self.first else ROWS.empty_table()
@@ -195,7 +196,7 @@ class TimedJob:
         finally:
             worker.copies.close()
         [task] = checked(reports.all, ready.bases, partitioning)
-        [name] = OPERATOR.outputs
+        [name] = self.operator.outputs
         table = pa.Table.from_batches(returned, schema=plan.output.result_schema())
         return plan.output.rows_in(table, name), list(task.partitions)
 

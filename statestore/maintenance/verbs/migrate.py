@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -153,10 +154,7 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
             ]
         done = (f"the migration to {place} is complete already: nothing to do",)
         if not plan.is_there:
-            done = (
-                f"migrated {when(plan.batch)} to {place}; start the changed query with this checkpoint location and the "
-                f"sink of the old query. Do not start the old query again, or both write to its sink",
-            )
+            done = (f"migrated {when(plan.batch)} to {place}; {_to_start(plan, place)}",)
         groups = Table(
             "groups",
             f"{when(plan.batch)}, to {migration.names_provider(plan)} with {counted(plan.partitions or 0, 'partition')}",
@@ -190,6 +188,22 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
             lines=tuple(lines),
             done=done,
         )
+
+
+def _to_start(plan: MigrationPlan, place: str) -> str:
+    """How the changed query continues."""
+    never = "Do not start the old query again, or both write to its sink"
+    if plan.binding is None:
+        return f"start the changed query with this checkpoint location and the sink of the old query. {never}"
+    if plan.reads_files:
+        return (
+            "start the changed job with this root, and with the checkpoint and the sink of the old job: the checkpoint has "
+            f"the list of the files that the job has read. {never}"
+        )
+    return (
+        f"make a checkpoint for the changed job: statekeeper claim {shlex.quote(place)} --checkpoint NEW_FOLDER --apply "
+        f"--confirm-stopped; then start the job with this root, this checkpoint and the sink of the old job. {never}"
+    )
 
 
 def _of_dropped(plan: MigrationPlan) -> Iterator[str]:

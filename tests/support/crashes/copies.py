@@ -9,7 +9,7 @@ from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.format import names, savepoint_names
+from statekeeper.statestore.format import logs, names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
@@ -22,7 +22,7 @@ from statekeeper.statestore.maintenance.verbs.publish import Publish
 from statekeeper.statestore.maintenance.verbs.rewrite import Rollback
 from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles, SaveRows
 from statekeeper.statestore.maintenance.verbs.unpack import Unpack
-from statekeeper.statestore.storage import Kind, Storage, open_storage
+from statekeeper.statestore.storage import Kind, Storage, open_storage, read_or_none
 from tests.support import verbs
 from tests.support.audits import audited
 from tests.support.blueprints import change_schema, column
@@ -198,7 +198,10 @@ class Migrating(Copying):
         """Check that the old checkpoint is as it was, and that the new one is whole if it is a checkpoint."""
         old, new = roots
         assert {entry.path: old.read(entry.path) for entry in old.list("", hidden=True)} == self.files, case
-        if new.stat(names.QUERY_METADATA) is not None:
+        if not _can_start(new):
+            logged = [entry.path for folder in (names.OFFSETS, names.COMMITS) for entry in new.list(folder)]
+            assert not logged or new.read(names.QUERY_METADATA) == logs.UNFINISHED, case
+        else:
             assert self._rows(new) == self.rows, case
             assert {finding.kind for finding in audited(new).findings} <= {FindingKind.HALF_SWITCHED}, case
 
@@ -212,7 +215,7 @@ class Migrating(Copying):
         return False
 
     def audited(self, roots: Roots) -> Roots:
-        return [one for one in roots if one.stat(names.QUERY_METADATA) is not None]
+        return [one for one in roots if _can_start(one)]
 
     def _run(self, roots: Roots, clock: Clock | None) -> Run:
         places = {"blueprint": self.blueprint, "destination": roots[1]}
@@ -228,6 +231,11 @@ class Migrating(Copying):
         """The rows in the columns that remain."""
         found = dumped(self.place.local(storage))
         return sorted((row["key"]["k"], row["value"]["count"], row["value"]["sum"]) for row in found)
+
+
+def _can_start(storage: Storage) -> bool:
+    """Whether a query can start on this checkpoint."""
+    return read_or_none(storage, names.QUERY_METADATA) not in (None, logs.UNFINISHED)
 
 
 class MirroringV1(Mirroring):

@@ -1,6 +1,7 @@
 """Executes a rewrite from its current step, for all kinds of rewrites. A crash may follow any step.
 
-    verify -> journal opened -> prepare -> snapshots made and read back -> commit -> clean up -> audit -> journal closed
+    verify -> journal opened -> prepare -> snapshots made and read back -> commit -> clean up -> audit -> release
+        -> journal closed
 
 The newest commit decides: the old state until the rewrite replaces or appends a commit, the new state afterwards. In
 between, the checkpoint has the old state, has the new state, or no query starts on it: see `RewriteSteps`.
@@ -71,7 +72,7 @@ def execute(
     work.tell(steps.commit(work, planned, machine))
     still_held()
     steps.clean_up(work, planned)
-    _end(steps, work, policy)
+    _end(steps, work, planned, policy)
     return work.begun
 
 
@@ -109,8 +110,8 @@ def _half_done(work: Rewriting, error: StatekeeperError) -> StatekeeperError:
     )
 
 
-def _end(steps: RewriteSteps[P], work: Rewriting, policy: AuditPolicy | None) -> None:
-    """Audit the checkpoint, and close the journal. Raises `RefusedAsUnsafe` if the audit is not clean."""
+def _end(steps: RewriteSteps[P], work: Rewriting, planned: P, policy: AuditPolicy | None) -> None:
+    """Audit the checkpoint, release it, and close the journal. Raises `RefusedAsUnsafe` if the audit is not clean."""
     storage, begun = work.storage, work.begun
     found = audit.judge(audit.gather(storage), policy)
     breaks = [finding for finding in found.breaks if finding.kind is not FindingKind.HALF_SWITCHED]
@@ -123,6 +124,7 @@ def _end(steps: RewriteSteps[P], work: Rewriting, policy: AuditPolicy | None) ->
             hint=f"do not start the query. Reverse the {begun.rewrite.noun}: {begun.reversing}",
         )
     work.still_held()
+    steps.release(work, planned)
     # The record of the last retention pass names old snapshots and partitions.
     storage.delete([names.RETAINED])
     journal.end(storage, begun, Ending.SWITCHED)

@@ -146,7 +146,7 @@ class RewritePhase(Enum):
     SNAPSHOTS = "snapshots made"
     COMMIT = "newest commit rewritten"
     APPENDED = "batch without rows appended"
-    MIGRATED = "logs and metadata written"
+    MIGRATED = "logs written"
     MOVED = "snapshots of the old structure are in quarantine"
     ENDED = "audit clean, journal closed"
     TAKEN_BACK = "rolled back: the checkpoint is as it was before"

@@ -76,9 +76,9 @@ class Rewriting:
 class RewriteSteps(ABC, Generic[P]):
     """The steps of one kind of rewrite. Each is idempotent, and a crash may follow any request of a step.
 
-    The execution calls `verify`, `begin`, `prepare`, `make_snapshots`, `commit` and `clean_up`, in this order; the rollback
-    calls `restore` and `clean_up_restored`. An execution that completes an interrupted one calls all of them again but the
-    first two.
+    The execution calls `verify`, `begin`, `prepare`, `make_snapshots`, `commit`, `clean_up` and `release`, in this order;
+    the rollback calls `restore` and `clean_up_restored`. An execution that completes an interrupted one calls all of them
+    again but the first two.
     """
 
     def verify(self, storage: Storage, planned: P, machine: Machine, progress: ProgressCallback) -> None:
@@ -109,6 +109,9 @@ class RewriteSteps(ABC, Generic[P]):
     @abstractmethod
     def clean_up(self, work: Rewriting, planned: P) -> None:
         """Allow the start of the query."""
+
+    def release(self, work: Rewriting, planned: P) -> None:
+        """Allow the start of the query after a clean audit, if `clean_up` did not."""
 
     @abstractmethod
     def is_committed(self, storage: Storage, begun: Begun) -> bool:

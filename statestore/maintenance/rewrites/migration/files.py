@@ -10,17 +10,25 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import moved
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.logs import SHUFFLE_PARTITIONS, parse_offsets
-from statekeeper.statestore.format.operators import parse_operator, with_partitions, with_schema_uris
+from statekeeper.statestore.format.operators import encode_schema, parse_operator, with_partitions, with_schema_uris
 from statekeeper.statestore.maintenance.rewrites.migration.model import MigrationFacts, NewFile, SourceMap
+from statekeeper.statestore.root.binding import Binding
+from statekeeper.statestore.root.state_root import operator_metadata
 from statekeeper.statestore.storage.urls import as_spark_writes_it
 
 _NO_POSITION = "-"
 """What Spark writes for a source without a position: it starts at its beginning."""
 
 
-def files(facts: MigrationFacts, sources: SourceMap, partitions: int, location: str | None) -> Iterator[NewFile]:
-    """Yield the files in the order in which they are written. Raises `RefusedAsUnsafe` if the URL of the destination in
-    Spark's form is unknown."""
+def files(
+    facts: MigrationFacts, sources: SourceMap, partitions: int, location: str | None, binding: Binding | None
+) -> Iterator[NewFile]:
+    """Yield the files in the order in which they are written. `binding`: of a job root, whose own file names its id and is
+    not among them. Raises `RefusedAsUnsafe` if the URL of the destination in Spark's form is unknown."""
+    if binding is not None:
+        yield from (NewFile(path=path, body=body) for path, body in operator_metadata(binding))
+        for operator, store in enumerate(binding.stores):
+            yield NewFile(path=names.state_schema(operator), body=encode_schema(store.key_json, store.value_json))
     for path, body in sorted(facts.described.items()):
         yield NewFile(path=_first(path), body=_metadata(facts, path, body, partitions, location))
     taken = {old: new for new, old in sources.sources.items() if old is not None}

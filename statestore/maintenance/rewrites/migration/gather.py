@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock, Ids
@@ -20,6 +21,7 @@ from statekeeper.statestore.maintenance.rewrites import whole_stores
 from statekeeper.statestore.maintenance.rewrites.migration.model import DroppedOperator, MigrationFacts, Place, Side
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts, RewriteFacts
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy
+from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
 
 _OURS = (names.LEASES, names.HISTORY, names.SWITCHOVERS)
@@ -34,18 +36,23 @@ def gather(
     Requests: those of `whole_stores.gather` and one listing for each location, and one for each file that describes an
     operator. Raises as `whole_stores.gather`.
     """
-    present = whole_stores.gather(old, scratch=scratch, policy=policy, of_load=True)
-    wanted = whole_stores.gather(blueprint, scratch=scratch, policy=policy, of_load=True)
+    present, wanted = (
+        _with_offsets(one, whole_stores.gather(one, scratch=scratch, policy=policy, of_load=True))
+        for one in (old, blueprint)
+    )
     batch, entries = present.stopped.batch, {entry.path: entry for entry in old.list("")}
     sources, lost = _sources(old, present, entries)
     is_native = Origin.OWN not in (present.stopped.origin, wanted.stopped.origin)
     half_done = rewrite_journal.open_journal(destination)
+    before = None if not batch else _text(old, names.offsets(batch - 1))
+    if batch and before is None and present.stopped.origin is Origin.OWN:
+        lost = (f"{names.offsets(batch - 1)} is missing, which a start of the job needs: restore it from a backup",)
     return MigrationFacts(
         old=_side(old, present),
         blueprint=_side(blueprint, wanted),
         destination=destination.url,
         query_id=logs.parse_metadata(old.read(names.QUERY_METADATA), names.QUERY_METADATA),
-        before=None if not batch else _text(old, names.offsets(batch - 1)),
+        before=before,
         sources=sources,
         new_folders=frozenset(blueprint.folders(names.SOURCES)),
         lost_logs=lost,
@@ -78,6 +85,13 @@ def counted(
                 rows += sum(len(pairs.keys) for pairs in opened_store.pairs())
         found.append(DroppedOperator(operator=operator, rows=rows))
     return tuple(found)
+
+
+def _with_offsets(storage: Storage, facts: RewriteFacts) -> RewriteFacts:
+    """Add the newest offset log of a job root, which other rewrites do not need."""
+    if facts.stopped.origin is not Origin.OWN or facts.stopped.batch is None:
+        return facts
+    return replace(facts, offsets=_text(storage, names.offsets(facts.stopped.batch)) or "")
 
 
 def _text(storage: Storage, path: str) -> str | None:
@@ -131,7 +145,12 @@ def _side(storage: Storage, facts: RewriteFacts) -> Side:
         for number, path in catalog.newest_metadata(paths).items():
             kinds = operators.state_variables(storage.read(path), path)
             variables |= {(number, name): kind for name, kind in kinds.items()}
-    return Side(url=storage.url, facts=facts, watermarks=_watermarks(storage, facts), variables=variables)
+    bound = None
+    if facts.stopped.origin is Origin.OWN and facts.stopped.batch is not None:
+        bound = replace(read_binding(storage)[0], stores=facts.schemas)
+    return Side(
+        url=storage.url, facts=facts, watermarks=_watermarks(storage, facts), variables=variables, binding=bound
+    )
 
 
 def _watermarks(storage: Storage, facts: RewriteFacts) -> Mapping[Place, Mapping[str, int]]:

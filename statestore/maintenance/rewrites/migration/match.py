@@ -7,17 +7,15 @@ old column of its name, whose type is the same or narrower. What is ambiguous or
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.rows import Layout
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.families import Family
-from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
 from statekeeper.statestore.format.operators import AGGREGATION
 from statekeeper.statestore.format.partition_keys import SESSIONS
 from statekeeper.statestore.format.plain_values import unique_names
@@ -43,8 +41,9 @@ from statekeeper.statestore.maintenance.rewrites.migration.rows import (
     value_columns,
 )
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts
+from statekeeper.statestore.root.times import EXPIRES_AT, TIMERS
 
-_NEVER = "-1"
+_NEVER, _NULL = "-1", "null"
 _SUM = "sum"
 _TTL_INDEX = "$ttl_"
 _OF_TIMED_LISTS = ("$min_", "$count_")
@@ -68,28 +67,32 @@ class Given:
     problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, goal: Migrate) -> Given:
-        """Sort the options by what they name."""
+    def of(cls, goal: Migrate, old_side: Side, new_side: Side) -> Given:
+        """Sort the options by what they name. The stores and inputs of a job root have names, which stand for numbers."""
         found = cls()
-        for new, old in goal.maps.items():
+        for given, value in goal.maps.items():
+            new, old = _numbered(given, new_side.numbers), _numbered(value, old_side.numbers)
             number, dot, column = new.partition(".")
-            if new.startswith(SOURCE):
-                found.sources[new.removeprefix(SOURCE)] = None if old == NONE else old.removeprefix(SOURCE)
+            if given.startswith(SOURCE):
+                ours, theirs = given.removeprefix(SOURCE), value.removeprefix(SOURCE)
+                is_new = value == NONE
+                found.sources[_placed(ours, new_side)] = None if is_new else _placed(theirs, old_side)
             elif _is_number(number) and dot and column:
-                found.columns[int(number), column] = old
+                found.columns[int(number), column] = value
             elif _is_number(new) and (old == NONE or _is_number(old)):
                 found.operators[int(new)] = None if old == NONE else int(old)
             else:
                 found.problems.append(
-                    f"--map {new}={old} is not understood: write --map 1=0 for an operator, --map 1.total=sum for a value "
-                    "column, --map source.1=0 for a source, and none in place of the old side for one that starts empty"
+                    f"--map {given}={value} is not understood: write --map 1=0 for an operator, --map 1.total=sum for a "
+                    "value column, --map source.1=0 for a source, and none in place of the old side for one that starts "
+                    "empty. The stores and inputs of a job have their names instead of numbers"
                 )
-        for new, value in goal.defaults.items():
-            number, _, column = new.partition(".")
+        for given, value in goal.defaults.items():
+            number, _, column = _numbered(given, new_side.numbers).partition(".")
             if _is_number(number) and column:
                 found.defaults[int(number), column] = value
             else:
-                found.problems.append(f"--default {new}={value} is not understood: write --default 1.total=0")
+                found.problems.append(f"--default {given}={value} is not understood: write --default 1.total=0")
         return found
 
     def take(
@@ -115,6 +118,19 @@ class Given:
             yield f"--map {SOURCE}{source}: the blueprint has no source {source}"
 
 
+def _numbered(text: str, numbers: Mapping[str, int]) -> str:
+    """Return an address with the number of the store that it names first. The longest name counts."""
+    for name in sorted(numbers, key=len, reverse=True):
+        if text == name or text.startswith(f"{name}."):
+            return f"{numbers[name]}{text.removeprefix(name)}"
+    return text
+
+
+def _placed(source: str, side: Side) -> str:
+    """Return the id of a source in the offset log, which a job gives by the name of its input."""
+    return list(side.offsets.by_source)[side.inputs.index(source)] if source in side.inputs else source
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
@@ -138,30 +154,50 @@ class Match:
 
 def match(facts: MigrationFacts, goal: Migrate) -> Match:
     """Match operators, columns and sources; nothing if one of both checkpoints has none, which the plan refuses."""
-    given, notes = Given.of(goal), list[str]()
-    refusals = given.problems
     old, new = facts.old, facts.blueprint
-    if any(one.facts.stopped.batch is None or one.facts.stopped.origin is Origin.OWN for one in (old, new)):
+    origins = {one.facts.stopped.origin for one in (old, new)}
+    if len(origins) > 1 or any(one.facts.stopped.batch is None or not one.facts.offsets for one in (old, new)):
         return Match(operators=(), dropped=(), sources=SourceMap(sources={}), refusals=(), notes=())
+    given, notes = Given.of(goal, old, new), list[str]()
+    refusals = given.problems
     unreadable = [*_unreadable(old, "the old checkpoint"), *_unreadable(new, "the blueprint")]
     if unreadable:
         return Match(operators=(), dropped=(), sources=SourceMap(sources={}), refusals=tuple(unreadable), notes=())
     pairs = _pairs(old, new, given, refusals)
     operators = [_matched(facts, goal, given, two, refusals, notes) for two in pairs]
     taken = {two[1].operator for two in pairs if two[1] is not None}
-    dropped = tuple(one for one in old.facts.operators if one.operator not in taken)
+    # The index of a store's times is dropped with the times, which the plan names.
+    dropped = tuple(one for one in old.facts.operators if one.operator not in taken | old.indexes)
     sources = _sources(old, new, given, refusals)
+    notes += _of_jobs(old, new)
+    notes += _of_other_inputs(sources, old.offsets.by_source, new.offsets.by_source)
     refusals += _of_folders(facts, sources)
     if not goal.drops:
         refusals += [
             f"operator {one.operator} ({one.name or 'unnamed'}) of the old checkpoint is not in the blueprint, and its "
-            f"state would be lost: {_DROPS}"
+            f"state would be lost: {_DROPS}{_renamed(old, one)}"
             for one in dropped
         ]
     refusals += given.unused
     return Match(
         operators=tuple(operators), dropped=dropped, sources=sources, refusals=tuple(refusals), notes=tuple(notes)
     )
+
+
+def _of_jobs(old: Side, new: Side) -> Iterator[str]:
+    """Yield what the new root of a job has from the old one, and not from the blueprint."""
+    if old.binding is None or new.binding is None:
+        return
+    if old.binding.key_groups != new.binding.key_groups:
+        yield f"the new root has the {old.binding.key_groups} key groups of the old one: each key contains its key group"
+    if new.binding.initial:
+        yield "the initial rows of the changed job are not read: the state is that of the old root"
+    if TIMERS in new.numbers.keys() - old.numbers.keys():
+        yield "the present keys have no timer until the job sets one, with their next row"
+
+
+def _renamed(old: Side, dropped: OperatorFacts) -> str:
+    return "" if old.binding is None else f", or name the store that takes it with --map NEW={dropped.name}"
 
 
 def _unreadable(side: Side, where: str) -> Iterator[str]:
@@ -194,6 +230,7 @@ _Pair = tuple[OperatorFacts, OperatorFacts | None]
 def _pairs(old: Side, new: Side, given: Given, refusals: list[str]) -> list[_Pair]:
     """Match each operator of the blueprint, and explain what is not certain."""
     found: dict[int, OperatorFacts | None] = {}
+    is_job = new.binding is not None
     for number in [one.operator for one in new.facts.operators if one.operator in given.operators]:
         wanted = given.operators.pop(number)
         chosen = None if wanted is None else old.operator(wanted)
@@ -202,13 +239,15 @@ def _pairs(old: Side, new: Side, given: Given, refusals: list[str]) -> list[_Pai
         assert operator is not None
         if wanted is not None and chosen is None:
             refusals.append(f"--map {number}={wanted}: the old checkpoint has no stateful operator {wanted}")
-        elif chosen is not None and (reason := _unlike(operator, chosen)) is not None:
+        elif number in new.indexes or wanted in old.indexes:
+            refusals.append(f"--map {number}={wanted}: an index of times goes with its store: name the store only")
+        elif chosen is not None and (reason := _unlike(operator, chosen, is_renamed=is_job)) is not None:
             refusals.append(f"--map {number}={wanted}: {reason}")
     for number, times in Counter(one.operator for one in found.values() if one is not None).items():
         if times > 1:
             refusals.append(f"--map gives the state of operator {number} to {times} operators: only one can take it")
-    free = [one for one in old.facts.operators if one not in found.values()]
-    asked = [one for one in new.facts.operators if one.operator not in found]
+    free = [one for one in old.facts.operators if one not in found.values() and one.operator not in old.indexes]
+    asked = [one for one in new.facts.operators if one.operator not in found and one.operator not in new.indexes]
     possible = {one.operator: [other for other in free if _unlike(one, other) is None] for one in asked}
     for one in asked:
         candidates = possible[one.operator]
@@ -230,16 +269,30 @@ def _pairs(old: Side, new: Side, given: Given, refusals: list[str]) -> list[_Pai
         if not possible[one.operator] and unlike:
             refusals.append(
                 f"operator {one.operator} ({one.name}) of the blueprint: {_unlike(one, unlike[0])}. Rows cannot be moved "
-                "to another key. To keep the state, make a savepoint with rows (statekeeper savepoint --rows), change its "
-                "tables with SQL, and load them (statekeeper load). To start this operator empty, add "
-                f"--map {one.operator}={NONE} --allow-dropped-state"
+                f"to another key. {_OTHER_KEY_OF_JOB if is_job else _OTHER_KEY}. To start this operator empty, add "
+                f"--map {new.named(one.operator)}={NONE} --allow-dropped-state"
             )
+    for operator in new.facts.operators:
+        if (index := new.index_of(operator.operator)) is not None:
+            store = found[operator.operator]
+            before = None if store is None else old.index_of(store.operator)
+            found[index] = None if before is None else old.operator(before)
     return [(one, found[one.operator]) for one in new.facts.operators]
 
 
-def _unlike(new: OperatorFacts, old: OperatorFacts) -> str | None:
-    """Return why an operator cannot take the state of an old one; None if it can."""
-    if new.name and old.name and new.name != old.name:
+_OTHER_KEY = (
+    "To keep the state, make a savepoint with rows (statekeeper savepoint --rows), change its tables with SQL, and load "
+    "them (statekeeper load)"
+)
+_OTHER_KEY_OF_JOB = (
+    "To keep the state, start the changed job with a new root and a new checkpoint, and pass the rows of the old state to "
+    "it as `initial`"
+)
+
+
+def _unlike(new: OperatorFacts, old: OperatorFacts, *, is_renamed: bool = False) -> str | None:
+    """Return why an operator cannot take the state of an old one; None if it can. `is_renamed`: the names can differ."""
+    if new.name and old.name and new.name != old.name and not is_renamed:
         return f"the old operator {old.operator} is {old.name}, not {new.name}"
     if not (new.name and old.name) and _shape(new) != _shape(old):
         return f"the rows of the old operator {old.operator} are those of another operator"
@@ -311,10 +364,16 @@ def _matched(
             stores.append(bare)
             continue
         where = f"operator {new.operator} ({new.name or 'unnamed'})" + ("" if len(ours) == 1 else f", {bare.place}")
-        is_aggregate = _is_aggregation(new, old)
+        is_job = facts.blueprint.binding is not None
+        is_aggregate = not is_job and _is_aggregation(new, old)
         columns = _Columns(
             given=given,
             operator=new.operator,
+            name=facts.blueprint.named(new.operator),
+            is_job=is_job,
+            has_times=tuple(
+                side.index_of(one.operator) is not None for side, one in ((facts.old, old), (facts.blueprint, new))
+            ),
             pair=bare,
             is_only=len(ours) == 1,
             is_aggregate=is_aggregate,
@@ -325,7 +384,7 @@ def _matched(
         if taken.dropped and not goal.drops:
             refusals.append(
                 f"{where}: the value columns {', '.join(taken.dropped)} of the old state are not in the blueprint, and "
-                f"their values would be lost: {_DROPS}, or name their new columns with --map {new.operator}.NEW=OLD"
+                f"their values would be lost: {_DROPS}, or name their new columns with --map {columns.name}.NEW=OLD"
             )
         _compare_watermarks(facts, new, old, bare, where, refusals, notes)
         kinds = [
@@ -385,10 +444,17 @@ def _compare_watermarks(
 
 @dataclass(frozen=True, kw_only=True)
 class _Columns:
-    """The value columns of one store or family."""
+    """The value columns of one store or family.
+
+    name       the operator as options name it
+    has_times  of a job root: whether the old and the new store have the times of a TTL or of timers, with an index
+    """
 
     given: Given
     operator: int
+    name: str
+    is_job: bool
+    has_times: tuple[bool, ...]
     pair: Taken
     is_only: bool
     is_aggregate: bool
@@ -432,6 +498,11 @@ class _Columns:
             text = self._taken_of(self.given.columns, after, place)
             if text is None:
                 continue
+            if self._is_expiry(after, place):
+                self.refusals.append(
+                    f"{self.where}: --map names {EXPIRES_AT}, whose times belong to the TTL and its index: leave it out"
+                )
+                continue
             if text == NONE:
                 found[place] = None
                 continue
@@ -454,7 +525,15 @@ class _Columns:
         for place, old in maps.items():
             if old is not None and not self._takes(before.field(old), after.field(place)):
                 self.refusals.append(self._narrower(before, old, after, place))
-        free = [old for old in range(len(before)) if old not in found.values()]
+        is_other = self.has_times[0] != self.has_times[1]
+        if is_other:
+            # Only one of both columns of this name, if there are two, has the times of a TTL.
+            found |= {place: None for place in range(len(after)) if after.field(place).name == EXPIRES_AT}
+        free = [
+            old
+            for old in range(len(before))
+            if old not in found.values() and not (is_other and before.field(old).name == EXPIRES_AT)
+        ]
         asked = [place for place in range(len(after)) if place not in found]
         for is_exact in (True, False):
             for place in asked:
@@ -488,7 +567,24 @@ class _Columns:
                 same = [old for old in free if before.field(old).name == after.field(place).name]
                 if same:
                     self.refusals.append(self._narrower(before, same[0], after, place))
-        return [found.get(place) for place in range(len(after))]
+        chosen = [found.get(place) for place in range(len(after))]
+        self.refusals.extend(self._of_nulls(before, after, chosen))
+        return chosen
+
+    def _of_nulls(self, before: pa.Schema, after: pa.Schema, chosen: Sequence[int | None]) -> Iterator[str]:
+        """Yield the columns that may contain nulls, and no longer can. Spark's own rows may have nulls in any column."""
+        for place, old in enumerate(chosen):
+            if self.is_job and old is not None and before.field(old).nullable and not after.field(place).nullable:
+                name = _name_of(after, place)
+                yield (
+                    f"{self.where}: the value column {name} may contain nulls, and the changed job declares it without "
+                    f"nulls: declare it as nullable, or start it new with --map {self._address(name)}={NONE} --default "
+                    f"{self._address(name)}=VALUE"
+                )
+
+    def _is_expiry(self, columns: pa.Schema, place: int) -> bool:
+        """Whether a new column has the times of a TTL of a job."""
+        return self.has_times[1] and columns.field(place).name == EXPIRES_AT
 
     def _ambiguous(self, before: pa.Schema, same: Sequence[int], after: pa.Schema, rivals: Sequence[int]) -> None:
         olds = ", ".join(_name_of(before, old) for old in same)
@@ -537,6 +633,13 @@ class _Columns:
         """The value of an added column in all present rows."""
         one, address = after.field(place), self._address(_name_of(after, place))
         text = self._taken_of(self.given.defaults, after, place)
+        if self._is_expiry(after, place) and text != _NULL:
+            self.refusals.append(
+                f"{self.where}: the rows get a TTL, and the present rows have no time at which they expire: add --default "
+                f"{address}={_NULL}. Then a present row expires only after its next update. Another time is not supported, "
+                "because it also needs the index of these times"
+            )
+            return None
         if one.name == EXPIRY and self.pair.family is not None and text != _NEVER:
             self.refusals.append(
                 f"{self.where}: the rows of {self.pair.family} get a time to live, and the present rows have no time at "
@@ -563,7 +666,11 @@ class _Columns:
         return found
 
     def _parsed(self, one: pa.Field, text: str) -> pa.Scalar | None:
-        if text == "null":
+        if text == _NULL and self.is_job and not one.nullable:
+            self.refusals.append(
+                f"{self.where}: the added value column {one.name} cannot be null: give another --default"
+            )
+        if text == _NULL:
             return pa.scalar(None, one.type)
         try:
             return typed_texts({one.name: text}, pa.schema([one]), self.where).column(0)[0]
@@ -576,7 +683,7 @@ class _Columns:
         return self.given.take(of, self.operator, self.pair, name, is_only=self.is_only)
 
     def _address(self, column: str) -> str:
-        return f"{self.operator}.{column}" if self.is_only else f"{self.operator}.{self.pair.place}.{column}"
+        return f"{self.name}.{column}" if self.is_only else f"{self.name}.{self.pair.place}.{column}"
 
 
 def _name_of(columns: pa.Schema, place: int) -> str:
@@ -587,14 +694,9 @@ def _name_of(columns: pa.Schema, place: int) -> str:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-def offsets_of(side: Side) -> OffsetLog:
-    """The newest offset log."""
-    return parse_offsets(side.facts.offsets.encode(), names.offsets(side.facts.stopped.batch or 0))
-
-
 def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceMap:
     """Match the sources: by `--map`, by the names in the query, or by their order."""
-    before, after = offsets_of(old), offsets_of(new)
+    before, after = old.offsets, new.offsets
     theirs, ours = before.by_source, after.by_source
     # A source has a folder of its name.
     refusals += [
@@ -614,15 +716,26 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
     asked = [source for source in ours if source not in found]
     free = [source for source in theirs if source not in found.values()]
     have_ids = [one.source_metadata is not None for one in (before, after)]
-    if all(have_ids):
-        found |= {source: source if source in free else None for source in asked}
-        unknown, gone = [one for one in asked if one not in free], [one for one in free if one not in asked]
+    by_name = _by_name(old, new) if old.binding is not None else (list(theirs), list(ours)) if all(have_ids) else None
+    if by_name is not None:
+        old_names, new_names = dict(zip(theirs, by_name[0], strict=True)), dict(zip(ours, by_name[1], strict=True))
+        known = {old_names[source]: source for source in free}
+        found |= {source: known.get(new_names[source]) for source in asked}
+        unknown = [new_names[one] for one in asked if found[one] is None]
+        gone = [old_names[one] for one in free if one not in found.values()]
         if unknown and gone:
             refusals.append(
                 f"the blueprint has the sources {', '.join(unknown)}, which the old query does not have, and the old query "
                 f"has {', '.join(gone)}, which the blueprint does not have. A source with another name would read "
                 f"its input again. Name the old source of each with --map {SOURCE}{unknown[0]}=OLD, or {NONE} if it is new"
             )
+    elif asked and (old.binding, new.binding) != (None, None) and _inputs(old) != _inputs(new):
+        refusals.append(
+            f"the inputs of both jobs differ, and their names do not show which source is which: name the old source of "
+            f"each new one with --map {SOURCE}NEW=OLD, and with --map {SOURCE}NEW={NONE} one that is new. The new sources "
+            f"are: {', '.join(ours)}; the old ones are: {', '.join(theirs)}"
+        )
+        found |= dict.fromkeys(asked)
     elif any(have_ids) and asked:
         refusals.append(
             "only one of both queries has an offset log of v2, which names the sources: name the old source of each new "
@@ -645,6 +758,7 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
                 f"query has {theirs[wanted][:80]}: they are not one source. Name the right one with --map "
                 f"{SOURCE}{source}=OLD, or {NONE}"
             )
+    refusals += _of_inputs(found, theirs, ours, asked)
     for source, times in Counter(source for source in found.values() if source is not None).items():
         if times > 1:
             refusals.append(f"--map gives the position of source {source} to {times} sources: only one can take it")
@@ -655,13 +769,22 @@ def _sources(old: Side, new: Side, given: Given, refusals: list[str]) -> SourceM
     )
 
 
+def _by_name(old: Side, new: Side) -> tuple[Sequence[str], Sequence[str]] | None:
+    """The names of the sources of two jobs, in their order; None if one of both roots does not show them."""
+    return (old.inputs, new.inputs) if old.inputs and new.inputs else None
+
+
+def _inputs(side: Side) -> tuple[tuple[str, ...], bool]:
+    assert side.binding is not None
+    return side.binding.inputs, side.binding.ticks
+
+
 def _of_folders(facts: MigrationFacts, sources: SourceMap) -> Iterator[str]:
     """Yield why the logs of the sources cannot be told apart: sources with names, in offset logs that lack the names."""
-    old, new = (offsets_of(side).source_metadata is None for side in (facts.old, facts.blueprint))
+    old, new = (side.offsets.source_metadata is None for side in (facts.old, facts.blueprint))
     folders = [{folder for folder in of if not folder.isdecimal()} for of in (facts.folders, facts.new_folders)]
     is_named = (old and bool(folders[0])) or (new and bool(folders[1]))
-    is_same = all(one == other for one, other in sources.sources.items()) and not sources.dropped
-    if is_named and not (is_same and old and new and folders[0] == folders[1]):
+    if is_named and not (sources.is_same and old and new and folders[0] == folders[1]):
         yield (
             "the sources of both queries have names that their offset logs do not contain, so their positions cannot be "
             "told apart after a change of the sources: keep the sources with their names and their order, or use "
@@ -671,20 +794,75 @@ def _of_folders(facts: MigrationFacts, sources: SourceMap) -> Iterator[str]:
 
 _NO_POSITION = "-"
 """What Spark writes for a source without a position."""
+_OF_DELTA = ("reservoirId", "logOffset", "sourceVersion")
+_TABLE = "reservoirId"
 
 
 def _is_alike(old: str, new: str) -> bool:
-    """Return whether two positions can be of one source, by their JSON: the names of its fields, or the table of a Delta
-    source. Topics and shards are names, too, but the user's own."""
+    """Return whether two positions can be of one kind of source, by their JSON. Topics and shards are names, too, but the
+    user's own."""
     if _NO_POSITION in (old, new):
         return True
-    try:
-        before, after = parsed_json(old), parsed_json(new)
-    except BAD_VALUES:
+    before, after = _json_of(old), _json_of(new)
+    if before is None or after is None:
         return True
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return type(before) is type(after)
-    fixed = ("reservoirId", "logOffset", "sourceVersion")
-    if any(name in side for side in (before, after) for name in fixed):
-        return before.keys() == after.keys() and before.get("reservoirId") == after.get("reservoirId")
+    if any(name in side for side in (before, after) for name in _OF_DELTA):
+        return before.keys() == after.keys()
     return True
+
+
+def _json_of(position: str) -> object:
+    """The JSON of a position; None for another text."""
+    try:
+        return parsed_json(position)
+    except BAD_VALUES:
+        return None
+
+
+def _inputs_of(position: str) -> frozenset[str]:
+    """What a position shows of its input: the id of a Delta table, or the topics of Kafka. Empty for other sources."""
+    body = _json_of(position)
+    if not isinstance(body, dict):
+        return frozenset()
+    if isinstance(body.get(_TABLE), str):
+        return frozenset({body[_TABLE]})
+    if body and all(isinstance(partitions, dict) for partitions in body.values()):
+        return frozenset(body)
+    return frozenset()
+
+
+def _of_inputs(
+    found: Mapping[str, str | None], theirs: Mapping[str, str], ours: Mapping[str, str], asked: Collection[str]
+) -> Iterator[str]:
+    """Yield why sources that were matched by their order read other inputs than the old ones: their positions show it.
+
+    The blueprint may have read other tables and topics, such as those of a test. So an input that the old query does not
+    have at all is no contradiction, but one of another source is. Sources that --map names are not compared.
+    """
+    inputs = {source: _inputs_of(position) for source, position in theirs.items()}
+    for source in asked:
+        old, mine = found.get(source), _inputs_of(ours[source])
+        if old is None or mine & inputs.get(old, frozenset()):
+            continue
+        rivals = [other for other in theirs if mine & inputs[other]]
+        if rivals and old in theirs:
+            yield (
+                f"source {source} of the blueprint reads {', '.join(sorted(mine))}, as source {rivals[0]} of the old query "
+                f"does, and not {', '.join(sorted(inputs[old])) or 'the input'} of source {old}: the sources have another "
+                f"order. Name the old source of each, such as --map {SOURCE}{source}={rivals[0]}, or {NONE} for a new one"
+            )
+
+
+def _of_other_inputs(sources: SourceMap, theirs: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
+    """Yield the sources whose blueprint read other inputs: the positions are those of the old inputs."""
+    for source, old in sources.sources.items():
+        if old is None:
+            continue
+        before, after = _inputs_of(theirs[old]), _inputs_of(ours[source])
+        if before and after and not before & after:
+            yield (
+                f"source {source} of the blueprint read {', '.join(sorted(after))}, and the new checkpoint has the "
+                f"position of source {old} in {', '.join(sorted(before))}: start the changed query with that input"
+            )

@@ -10,13 +10,20 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.families import Family
+from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
 from statekeeper.statestore.maintenance.rewrites.migration.rows import MappedColumn, value_columns
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts, RewriteFacts, RewritePlan
+from statekeeper.statestore.root.binding import Binding, encode_binding
+from statekeeper.statestore.root.times import index_of
 from statekeeper.statestore.storage import Entry
 
 NONE = "none"
 """The old side of `--map` for an operator or a source that starts empty."""
+
+ONLY_INPUT, TICK = "input", "tick"
+"""The source of a job with one stream, and its source of ticks."""
 
 SOURCE = "source."
 """What precedes the number or the name of a source in `--map`."""
@@ -70,12 +77,52 @@ class Side:
     facts       as a rewrite gathers them
     watermarks  by place, the columns of keys and values with a watermark, and its delay in milliseconds
     variables   by operator and name, the kind of each state variable of transformWithState, such as ListState
+    binding     of a job root, with the stores of its newest batch; None for a native checkpoint
     """
 
     url: str
     facts: RewriteFacts
     watermarks: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
     variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    binding: Binding | None = None
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Of a job root: its stores by name, as the options name them. Each is an operator of its own."""
+        stores = () if self.binding is None else self.binding.stores
+        return {store.name: number for number, store in enumerate(stores)}
+
+    def named(self, number: int) -> str:
+        """The operator as options name it."""
+        return str(number) if self.binding is None else self.binding.stores[number].name
+
+    def index_of(self, number: int) -> int | None:
+        """Of a job root: the index of the times of a store, which only the job writes; None for a store without one, and
+        for an index."""
+        if self.binding is None:
+            return None
+        name = self.binding.stores[number].name
+        index = index_of(self.binding.stores, name)
+        return None if index is None or index == name else self.numbers[index]
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """Of a job root: the indexes of times."""
+        return frozenset(found for number in self.numbers.values() if (found := self.index_of(number)) is not None)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Of a job root: the names of the sources, in their order; empty if the binding does not show them."""
+        if self.binding is None:
+            return ()
+        found = (*(self.binding.inputs or (ONLY_INPUT,)), *((TICK,) if self.binding.ticks else ()))
+        is_of_each = len(found) == len(self.offsets.sources) and len(set(found)) == len(found)
+        return found if is_of_each else ()
+
+    @property
+    def offsets(self) -> OffsetLog:
+        """The newest offset log. Raises `CorruptFile`."""
+        return parse_offsets(self.facts.offsets.encode(), names.offsets(self.facts.stopped.batch or 0))
 
     def operator(self, number: int) -> OperatorFacts | None:
         """Return an operator by its number."""
@@ -127,6 +174,7 @@ class MigrationFacts:
         described = {path: hashlib.sha256(body).hexdigest() for path, body in self.described.items()}
         new = self.blueprint
         inputs = [goal.options, self.old.url, stopped.batch, stopped.commit, new.url, new.facts.offsets, described]
+        inputs += [encode_binding(side.binding).decode() for side in (self.old, new) if side.binding is not None]
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
@@ -208,6 +256,11 @@ class SourceMap:
     dropped: tuple[str, ...] = ()
 
     @property
+    def is_same(self) -> bool:
+        """Whether the sources are those of the old query, in their order."""
+        return not self.dropped and all(new == old for new, old in self.sources.items())
+
+    @property
     def lines(self) -> Iterator[str]:
         """What happens to each source that does not simply continue."""
         for new, old in self.sources.items():
@@ -247,7 +300,9 @@ class MigrationPlan(RewritePlan):
     dropped      the old operators that nothing takes
     source_map   the sources
     files        all files but snapshots, the commit and `metadata`, in their order
-    query_id     of the old query; None for a new one
+    query_id     that of `metadata`: of the old query; None for a new one. A job root has the id of the root there
+    binding      of a job root, without its id
+    reads_files  of a job root: a source reads files, whose list only the checkpoint of the old query has
     notes        what a person should know
     """
 
@@ -258,6 +313,8 @@ class MigrationPlan(RewritePlan):
     source_map: SourceMap
     files: tuple[NewFile, ...] = ()
     query_id: str | None = None
+    binding: Binding | None = None
+    reads_files: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError, UnsupportedType
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import file_source, names
 from statekeeper.statestore.format.avro_rows import require_supported
 from statekeeper.statestore.format.families import AvroIds, Family
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES
@@ -21,7 +21,7 @@ from statekeeper.statestore.format.state_conf import AVRO, UNSAFE_ROW, StateConf
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine.plan import of_audit, of_disk, of_other, of_release, of_stores
 from statekeeper.statestore.maintenance.rewrites.migration.files import files
-from statekeeper.statestore.maintenance.rewrites.migration.match import Match, families_of, offsets_of
+from statekeeper.statestore.maintenance.rewrites.migration.match import Match, families_of
 from statekeeper.statestore.maintenance.rewrites.migration.model import (
     DroppedOperator,
     Matched,
@@ -41,6 +41,7 @@ from statekeeper.statestore.maintenance.rewrites.migration.rows import (
 )
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import ByFamily, Conversion, StoreGroup
 from statekeeper.statestore.maintenance.rewrites.whole_stores.plan import local_bytes_of, of_logs
+from statekeeper.statestore.root.binding import Binding
 from statekeeper.statestore.storage import Storage
 
 _FORMATS = (
@@ -85,7 +86,13 @@ def plan(
         operators=match.operators,
         dropped=tuple(dropped),
         source_map=match.sources,
-        query_id=None if goal.new_query else facts.query_id,
+        query_id=None if goal.new_query or facts.old.binding is not None else facts.query_id,
+        binding=_binding(facts, goal),
+        reads_files=facts.old.binding is not None
+        and any(
+            file_source.position(facts.old.offsets.by_source.get(old or "", "")) is not None
+            for old in match.sources.sources.values()
+        ),
         notes=match.notes,
     )
     if is_there:
@@ -93,6 +100,11 @@ def plan(
     refusals = list(_of_checkpoints(facts, goal, digest, spark))
     if not refusals:
         refusals += match.refusals
+        if planned.reads_files and not match.sources.is_same:
+            refusals.append(
+                "a source of the job reads files, and the list of the files that it has read is in the checkpoint of its "
+                "query, which has the old sources: keep the inputs and ticks of the job"
+            )
     groups: tuple[StoreGroup, ...] = ()
     written: tuple[NewFile, ...] = ()
     if not refusals:
@@ -102,7 +114,7 @@ def plan(
         refusals += of_disk(old, local_bytes, grows_with_workers=False)
         refusals += _of_space(facts, groups)
         try:
-            written = tuple(files(facts, match.sources, planned.partitions or 1, goal.location))
+            written = tuple(files(facts, match.sources, planned.partitions or 1, goal.location, planned.binding))
         except RefusedAsUnsafe as error:
             refusals.append(f"{error.path} {error.what}: {error.hint}")
     return replace(
@@ -115,7 +127,28 @@ def plan(
     )
 
 
+def _binding(facts: MigrationFacts, goal: Migrate) -> Binding | None:
+    """The binding of the new job root, without its id: the stores and inputs of the changed job, the owner and the key
+    groups of the old root, which each key contains."""
+    old, new = facts.old.binding, facts.blueprint.binding
+    if old is None or new is None:
+        return None
+    return replace(
+        new,
+        root_id="",
+        query_id=old.query_id,
+        former_ids=old.former_ids,
+        claim=None,
+        partitions=_partitions(facts, goal),
+        key_groups=old.key_groups,
+        initial=old.initial or new.initial,
+        evolution="",
+    )
+
+
 def _partitions(facts: MigrationFacts, goal: Migrate) -> int:
+    if facts.old.binding is not None:
+        return goal.partitions or facts.old.binding.partitions
     wanted = facts.blueprint.facts
     widest = max((one.partitions for one in wanted.operators), default=1)
     return goal.partitions or wanted.stopped.partitions or widest
@@ -146,18 +179,20 @@ def _of_checkpoints(facts: MigrationFacts, goal: Migrate, digest: str, spark: Sp
     old, new = facts.old.facts.stopped, facts.blueprint.facts.stopped
     yield from facts.overlaps
     yield from _of_destination(facts, digest)
+    if None not in (old.batch, new.batch) and old.origin is not new.origin:
+        job, native = (facts.old, facts.blueprint) if old.origin is Origin.OWN else (facts.blueprint, facts.old)
+        yield (
+            f"{job.url} is the state root of a job on `pipelines`, and {native.url} is the checkpoint of a native query: "
+            "their rows differ. To keep the state, make a savepoint with rows (statekeeper savepoint --rows), and start "
+            "the job with its table as `initial`, or load it into the query (statekeeper load)"
+        )
     for side, stopped in ((facts.old, old), (facts.blueprint, new)):
-        if stopped.origin is Origin.OWN:
-            yield (
-                f"{side.url} is the state root of a job on `pipelines`, which migrate does not support: to change its "
-                "value columns, run: statekeeper evolve; to change its partitions, run: statekeeper rescale"
-            )
         if stopped.half_done is not None:
             yield f"{side.url}: {of_other(stopped.half_done.begun).replace('ROOT', shlex.quote(side.url))}"
     if old.batch is None:
         yield f"no batch of {facts.old.url} is committed yet: there is no state to keep; start the changed query"
     yield from of_blueprint(facts)
-    if None in (old.batch, new.batch) or Origin.OWN in (old.origin, new.origin):
+    if None in (old.batch, new.batch) or old.origin is not new.origin:
         return
     if facts.half_done is not None and facts.half_done.begun.rows != digest:
         return
@@ -168,7 +203,33 @@ def _of_checkpoints(facts: MigrationFacts, goal: Migrate, digest: str, spark: Sp
     yield from of_release(replace(new, half_done=facts.half_done), new.structure, spark)
     if goal.partitions is not None and not 0 < goal.partitions <= MOST_PARTITIONS:
         yield f"--partitions {goal.partitions} is not between 1 and {MOST_PARTITIONS:,}"
-    yield from _of_confs(facts)
+    if old.origin is Origin.OWN:
+        yield from _of_job(facts, goal)
+    else:
+        yield from _of_confs(facts)
+
+
+def _of_job(facts: MigrationFacts, goal: Migrate) -> Iterator[str]:
+    """Yield the reasons that only a job root has."""
+    old, new = facts.old.binding, facts.blueprint.binding
+    assert old is not None
+    assert new is not None
+    if facts.blueprint.facts.stopped.structure is Structure.V1:
+        yield (
+            "the blueprint has structure V1, in which migrate writes no job root: make the blueprint with structure V2. To "
+            f"continue in V1, run afterwards: statekeeper switch {shlex.quote(facts.destination)} --to v1"
+        )
+    if goal.new_query:
+        yield (
+            "--new-query is not for a job root, whose query has its id in another checkpoint: omit it. To give the new "
+            f"root to another query, run afterwards: statekeeper claim {shlex.quote(facts.destination)} --checkpoint "
+            "CHECKPOINT"
+        )
+    if goal.partitions is not None and goal.partitions > old.key_groups:
+        yield (
+            f"--partitions {goal.partitions} is more than the {old.key_groups} key groups of the root, and a partition has "
+            f"at least one: choose at most {old.key_groups}"
+        )
 
 
 def _of_destination(facts: MigrationFacts, digest: str) -> Iterator[str]:
@@ -197,7 +258,7 @@ def _of_confs(facts: MigrationFacts) -> Iterator[str]:
             "one of both queries was first started before Spark 3.3, which may partition rows by some columns of their "
             "key: keep the state with a savepoint and statekeeper load"
         )
-    logs = [offsets_of(side) for side in (facts.old, facts.blueprint)]
+    logs = [side.offsets for side in (facts.old, facts.blueprint)]
     if any(log.is_continuous for log in logs):
         yield "one of both queries uses continuous processing, which has no batches: use micro-batches"
     before, after = (log.conf for log in logs)

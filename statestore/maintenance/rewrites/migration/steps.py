@@ -1,13 +1,17 @@
 """The steps of a migration. All of them write into the destination, which has the journal; the old checkpoint is only read.
 
 the journal of the destination
+metadata                         no JSON: no release of Spark starts before the end
 state/<operator>/<partition>/    the new snapshots, read back and compared
-schemas and metadata of the operators, sources/, offsets/N-1, offsets/N
+schemas and metadata of the operators, sources/, the binding of a job root, offsets/N-1, offsets/N
 commits/N                        names the new snapshots
-metadata                         last: without it, Spark 4.2 and later do not start on the logs
+                                 (the audit)
+metadata                         the query id: a query can start
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import AlreadyExists, RefusedAsUnsafe
@@ -21,18 +25,19 @@ from statekeeper.statestore.maintenance.rewrites.migration.model import Migratio
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import new_versions
 from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import rebuild
+from statekeeper.statestore.root.binding import encode_binding
 from statekeeper.statestore.storage import Storage, at_once, read_or_none
 from statekeeper.statestore.store.engine.scratch import work_folder
 
-_WRITTEN = (names.QUERY_METADATA, names.COMMITS, names.OFFSETS, names.SOURCES, names.STATE)
-"""What a migration writes into its destination, in the order in which its rollback deletes it."""
+_WRITTEN = (names.COMMITS, names.OFFSETS, names.SOURCES, names.BINDING, names.STATE)
+"""What a migration writes into its destination besides `metadata`, in the order in which its rollback deletes it."""
 
 
 class MigrationSteps(RewriteSteps[MigrationPlan]):
     """The steps of a migration.
 
-    *Guarantee*: writes and deletes only in the destination, which was empty before. The destination is no checkpoint before
-    `metadata` exists, and then it is a whole one.
+    *Guarantee*: writes and deletes only in the destination, which was empty before. No query starts there before its audit
+    was clean. A job does not start either, because the journal is open.
     """
 
     def is_as_planned(self, storage: Storage, planned: MigrationPlan) -> bool:
@@ -56,7 +61,11 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
         )
 
     def prepare(self, work: Rewriting, planned: MigrationPlan) -> None:
-        """Do nothing: the destination has no query. `require_ours` notices one that starts nevertheless."""
+        storage, begun = work.storage, work.begun
+        if self.is_committed(storage, begun):
+            return  # the query may run already
+        require_ours(storage, begun)
+        storage.create(names.QUERY_METADATA, logs.UNFINISHED)
 
     def make_snapshots(self, work: Rewriting, planned: MigrationPlan, machine: Machine) -> None:
         if self.is_committed(work.storage, work.begun):
@@ -79,22 +88,29 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
             )
         require_ours(storage, begun)
         require_snapshots(storage, begun)
-        before_logs = [one for one in planned.files if not one.path.startswith(f"{names.OFFSETS}/")]
+        files = [*planned.files]
+        if planned.binding is not None:
+            bound = replace(planned.binding, root_id=begun.run)
+            files.insert(0, NewFile(path=names.BINDING, body=encode_binding(bound)))
+        before_logs = [one for one in files if not one.path.startswith(f"{names.OFFSETS}/")]
         at_once(lambda one: _write(storage, planned, one, machine), before_logs)
-        for one in planned.files:
+        for one in files:
             if one not in before_logs:
                 _write(storage, planned, one, machine)
         work.still_held()
         storage.create(names.commits(begun.batch), new_commit(begun))
-        storage.create(names.QUERY_METADATA, logs.encode_metadata(planned.query_id or begun.run))
         return RewritePhase.MIGRATED
 
     def clean_up(self, work: Rewriting, planned: MigrationPlan) -> None:
-        """Do nothing: there are no guards."""
+        """Do nothing: `release` allows the start of the query, after the audit."""
+
+    def release(self, work: Rewriting, planned: MigrationPlan) -> None:
+        storage = work.storage
+        if read_or_none(storage, names.QUERY_METADATA) in (None, logs.UNFINISHED):
+            storage.replace(names.QUERY_METADATA, logs.encode_metadata(planned.query_id or work.begun.run))
 
     def is_committed(self, storage: Storage, begun: Begun) -> bool:
-        is_there = read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
-        return is_there and storage.stat(names.QUERY_METADATA) is not None
+        return read_or_none(storage, names.commits(begun.batch)) == new_commit(begun)
 
     def continued_to(self, work: Rewriting) -> int | None:
         newest = catalog.newest_batch(work.storage)
@@ -103,17 +119,22 @@ class MigrationSteps(RewriteSteps[MigrationPlan]):
     def restore(self, work: Rewriting) -> None:
         storage = work.storage
         require_ours(storage, work.begun)
+        if read_or_none(storage, names.QUERY_METADATA) not in (None, logs.UNFINISHED):
+            storage.replace(names.QUERY_METADATA, logs.UNFINISHED)
         for first in _WRITTEN:
             work.still_held()
-            paths = [entry.path for entry in storage.list(first)] if first != names.QUERY_METADATA else [first]
-            storage.delete(paths)
+            storage.delete([first] if first == names.BINDING else [entry.path for entry in storage.list(first)])
+
+    def clean_up_restored(self, work: Rewriting) -> None:
+        work.storage.delete([names.QUERY_METADATA])
 
 
 def require_ours(storage: Storage, begun: Begun) -> None:
     """Require that no query has started on the unfinished destination. Raises `RefusedAsUnsafe`.
 
-    Failure sequence otherwise: a migration is interrupted; a query starts on its destination, and Spark begins with batch
-    0; the next run completes the migration between the files of this query, or its rollback deletes them.
+    Failure sequence otherwise: a migration is interrupted; a person deletes its `metadata`, with which no query starts; a
+    query starts with batch 0; the next run completes the migration between the files of this query, or its rollback
+    deletes them.
     """
     ours = {names.commits(begun.batch), names.offsets(begun.batch), names.offsets(begun.batch - 1)}
     found = [entry.path for folder in (names.COMMITS, names.OFFSETS) for entry in storage.list(folder)]
@@ -121,7 +142,7 @@ def require_ours(storage: Storage, begun: Begun) -> None:
     commit = read_or_none(storage, names.commits(begun.batch))
     if commit is not None and commit != new_commit(begun):
         foreign.append(names.commits(begun.batch))
-    if commit is None and storage.stat(names.QUERY_METADATA) is not None:
+    if commit is None and read_or_none(storage, names.QUERY_METADATA) not in (None, logs.UNFINISHED):
         foreign.append(names.QUERY_METADATA)
     if foreign:
         raise RefusedAsUnsafe(

@@ -125,6 +125,7 @@ class LogFacts:
 class RootFacts:
     """The metadata files of the root. `metadata_paths` and `schemas` are by operator.
 
+    query             the id in `metadata`; `logs.UNFINISHED` for an unfinished migration
     binding           None on a native checkpoint
     seen              the number of partitions of each operator in logs and files
     strangers         unrecognized files, and hidden files that Spark's maintenance fails on

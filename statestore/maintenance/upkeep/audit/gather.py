@@ -437,7 +437,10 @@ def _is_older_than_descriptions(log: LogFacts) -> bool:
 
 
 def _query(storage: Storage, origin: Origin) -> str:
-    query = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
+    body = storage.read(names.QUERY_METADATA)
+    if body == logs.UNFINISHED:
+        return body.decode()
+    query = logs.parse_metadata(body, names.QUERY_METADATA)
     if origin is Origin.NATIVE and not _QUERY_ID.fullmatch(query):
         raise CorruptFile(
             f"contains a query id that is not a UUID: {query[:40]!r}",

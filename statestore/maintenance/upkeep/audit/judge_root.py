@@ -12,6 +12,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format import names
+from statekeeper.statestore.format.logs import UNFINISHED
 from statekeeper.statestore.format.operators import OperatorMetadata
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep.audit.facts import AuditFacts, is_unknown
@@ -249,6 +250,13 @@ def of_root(facts: AuditFacts) -> Iterator[Finding]:
     binding = root.binding[0] if isinstance(root.binding, tuple) else None
     if isinstance(root.query, FileProblem):
         yield _described(root.query, "Spark cannot read the checkpoint", is_rewritten=is_own and _is_gone(root.query))
+    elif root.query == UNFINISHED.decode():
+        # The finding about the open journal has the commands.
+        if not isinstance(root.half_switched, RewriteJournal):
+            problem, hint = "is that of an unfinished migration, whose journal is missing", "delete the checkpoint"
+            yield root_finding(
+                FindingKind.DESCRIPTION_UNREADABLE, names.QUERY_METADATA, problem, "no query can start", hint
+            )
     elif binding is not None and root.query != binding.root_id:
         problem = f"contains the id {root.query}, but {names.BINDING} contains {binding.root_id}"
         yield root_finding(
