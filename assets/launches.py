@@ -25,6 +25,7 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
+from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.options import Option, options_of
 from statekeeper.statestore.maintenance.verbs.rewrite import Convert, Evolve, Load, Rescale
 from statekeeper.statestore.maintenance.verbs.switch import Switch
@@ -185,6 +186,7 @@ _LAUNCHED: Mapping[str, tuple[type, str]] = {
     Load.name: (Load, "load"),
     Evolve.name: (Evolve, "evolve"),
     Clone.name: (Clone, "clone"),
+    Migrate.name: (Migrate, "migrate"),
 }
 """The verbs that a person launches as a job, with their assets."""
 
@@ -242,6 +244,9 @@ def _launched(verb: str, rest: str, query: OpenedQuery) -> tuple[str, int] | Non
         elif word in options:
             asked = word
         elif word == "ROOT":
+            # Of a migration, only the old checkpoint is the query of a launch.
+            if of_verb is Migrate and "blueprint" in config:
+                return None
             names_root = True
         elif unnamed and not word.startswith("--"):
             config[unnamed.pop(0).name] = word
@@ -250,7 +255,7 @@ def _launched(verb: str, rest: str, query: OpenedQuery) -> tuple[str, int] | Non
         length = found.start("end")
         if found["end"]:
             break
-    if not names_root or asked:
+    if not names_root or asked or (of_verb is Migrate and unnamed):
         return None
     ops = (
         json.dumps({"ops": {f"{query.job_prefix}{asset}": {"config": config}}})

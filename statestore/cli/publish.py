@@ -24,9 +24,10 @@ from statekeeper.statestore.cli.common import (
     stopped_option,
 )
 from statekeeper.statestore.cli.reports import show, show_plan
-from statekeeper.statestore.cli.verb_options import verb_options
+from statekeeper.statestore.cli.verb_options import flag_of, verb_options
 from statekeeper.statestore.maintenance.copies.state_tables import Progress
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
+from statekeeper.statestore.maintenance.verbs.options import options_of
 from statekeeper.statestore.maintenance.verbs.publish import Publish
 
 
@@ -63,6 +64,12 @@ def publish(
         sys.exit(_published(Publish(**{**given, **_of_name(root, given)}), run, output, dry_run=dry_run))
     if not root.state_tables:
         raise click.UsageError("TABLE is missing, and statekeeper.toml has no tables for this root")
+    if unused := [flag_of(one) for one in options_of(Publish) if one.name != "reload" and _is_given(given[one.name])]:
+        are = "are options of one table" if len(unused) > 1 else "is an option of one table"
+        raise click.UsageError(
+            f"{', '.join(unused)} {are}, and TABLE is missing: name the table, or set the options of each table in "
+            "statekeeper.toml"
+        )
     codes, shown = [], list[dict[str, Any]]()
     for table in root.state_tables:
         if not output.as_json:
@@ -80,7 +87,14 @@ def _of_name(root: Opened, given: Mapping[str, Any]) -> dict[str, Any]:
     table = next((one for one in root.state_tables if one.name == given["destination"]), None)
     if table is None:
         return {}
-    return {"destination": table.url} | {name: value for name, value in table.options.items() if not given[name]}
+    return {"destination": table.url} | {
+        name: value for name, value in table.options.items() if not _is_given(given[name])
+    }
+
+
+def _is_given(value: object) -> bool:
+    """Whether the command gives an option: 0 is a value."""
+    return value not in (None, (), {}) and value is not False
 
 
 def _published(verb: Publish, run: Run, output: Output, *, dry_run: bool) -> int:

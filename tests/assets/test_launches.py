@@ -62,6 +62,19 @@ def _query(folder: Path, **of_fleet: object) -> OpenedQuery:
             "evolve_checkpoint",
             {"evolve": {"do": "UNDO", "undo_run": "a-run", "confirm_stopped": True}},
         ),
+        (
+            "statekeeper migrate ROOT s3://b/blueprint s3://b/new --map 1=0 --map 0=none --allow-dropped-state --apply",
+            "migrate_checkpoint",
+            {
+                "migrate": {
+                    "blueprint": "s3://b/blueprint",
+                    "destination": "s3://b/new",
+                    "map": {"1": "0", "0": "none"},
+                    "allow_dropped_state": True,
+                    "do": "APPLY",
+                }
+            },
+        ),
     ],
 )
 def test_a_command_becomes_a_launch_that_its_job_accepts(
@@ -86,5 +99,11 @@ def test_a_verb_without_a_job_stays_a_command_with_the_name_of_the_query(tmp_pat
     assert for_launchpad(of_audit, query) == expected
     guarded = for_launchpad("run: statekeeper rescale ROOT --partitions 4", _query(tmp_path, has_rewrites=False))
     assert guarded == "run: statekeeper --config f.toml rescale orders --partitions 4"
+    of_destination = "run: statekeeper migrate ROOT --abort --confirm-stopped"
+    assert for_launchpad(of_destination, query) == of_destination.replace(
+        "migrate ROOT", "--config f.toml migrate orders"
+    )
+    finishing = "run: statekeeper migrate s3://b/old s3://b/blueprint ROOT --apply --confirm-stopped"
+    assert "launch the job" not in for_launchpad(finishing, query)
     prefixed = for_launchpad("run: statekeeper rescale ROOT --partitions 4", _query(tmp_path, job_prefix="etl_"))
     assert prefixed.startswith('launch the job etl_rescale_checkpoint for orders with {"ops": {"etl_rescale": ')

@@ -99,6 +99,28 @@ def test_the_tables_of_the_configuration_are_published_by_name_or_all_at_once(ro
     assert "TABLE is missing" in missing.output
 
 
+def test_options_of_one_table_are_refused_without_it_and_win_over_those_of_its_name(
+    root: KeyedRoot, tmp_path: Path
+) -> None:
+    configuration = tmp_path / "statekeeper.toml"
+    configuration.write_text(
+        """
+        [roots.counting]
+        url = "root"
+        [roots.counting.tables.sums]
+        url = "sums"
+        operator = 1
+        """
+    )
+    options = ("--operator", "0", "--where", "value > 30", "--plain-files")
+    refused = run("--config", configuration, "publish", "counting", *options)
+    assert refused.exit_code == 2
+    assert "--operator, --where, --plain-files are options of one table" in " ".join(refused.output.split())
+    assert not (tmp_path / "sums").exists()
+    shown = run("--config", configuration, "publish", "counting", "sums", *options, "--dry-run", "--output", "json")
+    assert json.loads(shown.stdout)["operator"] == 0
+
+
 # -- top ---------------------------------------------------------------------------------------------------------------
 
 

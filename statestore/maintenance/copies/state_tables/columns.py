@@ -146,9 +146,10 @@ class Columns:
         )
 
     def without_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with null in all columns but those of the key."""
+        """Return the rows of deleted keys: null in the columns of the value. Batch and time tell when they were deleted."""
+        kept = {*self.key_names, self.batch, self.committed_at}
         columns = [
-            column if field.name in self.key_names else pa.nulls(rows.num_rows, field.type)
+            column if field.name in kept else pa.nulls(rows.num_rows, field.type)
             for column, field in zip(rows.columns, rows.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)

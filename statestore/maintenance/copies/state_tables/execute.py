@@ -257,7 +257,7 @@ class _Run:
                 feed.add(files.feed_rows(of_live, pa.array(kinds.tolist(), pa.string())))
             gone = deleted[of_key]
             if gone.any() and not (self.before_images or with_lists):
-                of_gone = self._without_values(rows.filter(pa.array(gone)))
+                of_gone = self.columns.without_values(rows.filter(pa.array(gone)))
                 feed.add(files.feed_rows(of_gone, pa.array([_DELETE] * of_gone.num_rows, pa.string())))
         return {"inserted": int(inserted.sum()), "updated": int(updated.sum()), "deleted": int(deleted.sum())}
 
@@ -408,15 +408,6 @@ class _Run:
         return pa.RecordBatch.from_arrays(
             [columns[name] for name in self.columns.schema.names], schema=self.columns.schema
         )
-
-    def _without_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Null in the columns of the value; the batch and its time tell when the key was deleted."""
-        kept = {*self.columns.key_names, self.columns.batch, self.columns.committed_at}
-        columns = [
-            column if one.name in kept else pa.nulls(rows.num_rows, one.type)
-            for column, one in zip(rows.columns, rows.schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def _now_ms(self) -> int:
         return int(self.clock.now_seconds() * 1000)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.origin import Origin
-from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
+from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal, RewriteKind
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import Way
 from statekeeper.statestore.format import names
@@ -288,12 +288,15 @@ def _of_switchover(facts: AuditFacts) -> Iterator[Finding]:
         )
         return
     begun = half_done.begun
+    meaning = "if the query starts now, it fails or reads state of the wrong structure"
+    if begun.rewrite is RewriteKind.MIGRATE:
+        meaning = "no query can start on this checkpoint before the migration is complete"
     yield root_finding(
         FindingKind.HALF_SWITCHED,
         names.switchover(begun.number, "begun"),
         f"is the journal of an incomplete {begun.described} at batch {begun.batch}",
-        "if the query starts now, it fails or reads state of the wrong structure",
-        f"before you start the query, run: {begun.finishing}; to reverse the {begun.rewrite.value}, run: {begun.reversing}",
+        meaning,
+        f"before you start the query, run: {begun.finishing}; to reverse the {begun.rewrite.noun}, run: {begun.reversing}",
     )
 
 

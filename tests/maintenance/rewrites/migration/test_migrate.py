@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
-from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage import Created, open_storage
+from statekeeper.statestore.storage.forwarding import ForwardingStorage
 from tests.support.blueprints import as_of_spark_3_5, change_schema, column, replace, set_conf, set_sources, with_values
 from tests.support.dumped import dumped
 from tests.support.faulty_storage import SimulatedCrash
@@ -303,6 +305,103 @@ def test_a_source_of_another_kind_is_refused(places: Make) -> None:
     made = places()
     set_sources(made.blueprint, ["17"])
     assert "they are not one source" in made.refusals()
+
+
+KAFKA = '{"orders":{"0":5,"1":7}}', '{"payments":{"0":9}}'
+
+
+def of_delta(table: str) -> str:
+    return json.dumps({"sourceVersion": 1, "reservoirId": table, "reservoirVersion": 4, "index": -1})
+
+
+DELTA = of_delta("0b2f"), of_delta("7c1a")
+
+
+@pytest.mark.parametrize("sources", [KAFKA, DELTA], ids=["kafka", "delta"])
+def test_sources_that_swap_their_order_are_refused_until_they_are_mapped(
+    sources: tuple[str, str], places: Make
+) -> None:
+    made = places()
+    set_sources(made.old, sources)
+    set_sources(made.blueprint, sources[::-1])
+    refused = made.refusals()
+    assert "the sources have another order" in refused
+    assert "--map source.0=1" in refused
+    maps = ("--map", "source.0=1", "--map", "source.1=0")
+    assert made.plan(*maps)["sources"] == {"0": "1", "1": "0"}
+    made.migrate(*maps)
+    assert (made.new / "offsets/2").read_text().split("\n")[2:] == [*sources[::-1]]
+
+
+def test_a_source_in_the_place_of_another_one_is_refused(places: Make) -> None:
+    made = places()
+    set_sources(made.old, KAFKA)
+    set_sources(made.blueprint, [KAFKA[1], '{"refunds":{"0":1}}'])
+    assert "source 0 of the blueprint reads payments, as source 1 of the old query does" in made.refusals()
+
+
+@pytest.mark.parametrize(
+    ("sources", "others"),
+    [(KAFKA, ['{"test-orders":{"0":1}}', '{"test-payments":{"0":1}}']), (DELTA, [of_delta("01"), of_delta("02")])],
+    ids=["kafka", "delta"],
+)
+def test_a_blueprint_may_read_other_topics_and_tables(
+    sources: tuple[str, str], others: list[str], places: Make
+) -> None:
+    made = places()
+    set_sources(made.old, sources)
+    set_sources(made.blueprint, others)
+    notes = made.plan()["notes"]
+    assert len(notes) == 2
+    assert "start the changed query with that input" in notes[0]
+    made.migrate()
+    assert (made.new / "offsets/2").read_text().split("\n")[2:] == [*sources]
+
+
+def test_a_topic_that_was_added_is_the_same_source(places: Make) -> None:
+    made = places()
+    set_sources(made.old, KAFKA)
+    set_sources(made.blueprint, ['{"orders":{"0":1},"more":{"0":1}}', KAFKA[1]])
+    assert made.plan()["notes"] == []
+
+
+def test_a_red_audit_and_a_crash_leave_a_checkpoint_on_which_no_query_starts(places: Make) -> None:
+    made = places()
+
+    class Damaging(ForwardingStorage):
+        """Another process damages a schema before the commit."""
+
+        def create(self, path: str, data: bytes | Path, *, like: str | None = None) -> Created:
+            if path == names.commits(2):
+                self.inner.replace(names.state_schema(0), b"nonsense")
+            return self.inner.create(path, data, like=like)
+
+    run = Run(
+        storage=open_storage(str(made.old)),
+        by=MAINTAINER,
+        scratch=made.folder,
+        stopped=True,
+        open_other=lambda url: Damaging(open_storage(url)) if url == str(made.new) else open_storage(url),
+    )
+    with pytest.raises(RefusedAsUnsafe, match="not completed, because the audit reports"):
+        perform(prepare(Migrate(blueprint=str(made.blueprint), destination=str(made.new)), run))
+    assert (made.new / "commits/2").exists()
+    assert (made.new / names.QUERY_METADATA).read_bytes() == logs.UNFINISHED
+    shown = statekeeper("audit", str(made.new), exit_code=3)
+    assert "no query can start on this checkpoint before the migration is complete" in shown
+    assert "2 errors" in shown
+    statekeeper("migrate", str(made.new), "--abort", "--confirm-stopped")
+    assert [path for path in contents(made.new) if not path.startswith(names.CONTROL)] == []
+    made.migrate()
+
+
+def test_metadata_of_a_migration_without_its_journal_is_a_finding(places: Make) -> None:
+    made = places()
+    made.migrate()
+    replace(made.new / names.QUERY_METADATA, logs.UNFINISHED)
+    assert "is that of an unfinished migration, whose journal is missing" in statekeeper(
+        "audit", str(made.new), exit_code=3
+    )
 
 
 def test_a_moved_source_keeps_its_log(places: Make) -> None:
