@@ -132,6 +132,10 @@ SECTIONS: Mapping[str, Section] = {
         "How long is a savepoint with rows, and does it need more memory for more rows?",
         "State can be exported as Parquet files on a machine with little memory.",
     ),
+    "migrate": Section(
+        "Is the migration of a state faster than reading the input again?",
+        "A changed query continues after minutes, also if its input is long or no longer exists.",
+    ),
     "publish": Section(
         "How long is a run that publishes few changes of a large state?",
         "A table of the state follows the query each minute, and the cost of a run depends on the changes.",

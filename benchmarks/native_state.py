@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -32,12 +32,15 @@ def write_input(spark: SparkSession, folder: Path, rows: int, keys: int) -> None
     spark.range(0, rows, numPartitions=_FILES).select(key, F.col("id").alias("value")).write.parquet(str(folder))
 
 
-def run_query(spark: SparkSession, source: Path, checkpoint: Path, confs: Mapping[str, str]) -> float:
-    """Run the query over all files, and return the seconds from its start until it has ended."""
+def run_query(
+    spark: SparkSession, source: Path, checkpoint: Path, confs: Mapping[str, str], more: Sequence[str] = ()
+) -> float:
+    """Run the query over all files, and return the seconds from its start until it has ended. `more`: SQL of further
+    aggregates."""
     for name, value in confs.items():
         spark.conf.set(name, value)
     stream = spark.readStream.schema("key long, value long").parquet(str(source))
-    counts = stream.groupBy("key").agg(F.count("value").alias("n"), F.sum("value").alias("total"))
+    counts = stream.groupBy("key").agg(F.count("value").alias("n"), F.sum("value").alias("total"), *map(F.expr, more))
     writer = counts.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint))
     started = perf_counter()
     query = writer.trigger(availableNow=True).start()
