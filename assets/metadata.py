@@ -15,7 +15,9 @@ from typing import ParamSpec, TypeAlias
 
 import dagster as dg
 
+from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import printable
+from statekeeper.statestore.contents.sizes import SnapshotSizes
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
@@ -138,6 +140,32 @@ def of_audit(looked: Looked) -> Metadata:
         "findings": of_findings(found.findings),
         "not_verified": bullets(found.unproven),
     }
+
+
+def of_sizes(sizes: Sequence[SnapshotSizes]) -> dg.TableMetadataValue:
+    """The sizes of the stores by their snapshots: keys, bytes, skew, and growth per day."""
+    columns = {
+        "store": "string",
+        "keys": "int",
+        "MiB": "float",
+        "skew": "float",
+        "keys_per_day": "int",
+        "counted": "string",
+    }
+    return table(
+        columns,
+        (
+            (
+                f"{one.operator}/{one.store}",
+                one.keys,
+                round(one.size_bytes / 2**20, 1),
+                round(one.skew or 0.0, 2),
+                0 if one.growth is None else round(one.growth.keys_per_day),
+                f"{len(one.partitions)} of {counted(one.of, 'partition')}",
+            )
+            for one in sorted(sizes, key=lambda one: -one.keys)
+        ),
+    )
 
 
 def of_findings(findings: Sequence[Finding]) -> dg.TableMetadataValue:

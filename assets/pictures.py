@@ -16,7 +16,8 @@ import dagster as dg
 
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.contents.chain import Chain
-from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.contents.sizes import SnapshotSizes
+from statekeeper.statestore.format.names import DEFAULT_STORE, VersionId
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts
 from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
 from statekeeper.statestore.maintenance.verbs.health import Health
@@ -101,6 +102,29 @@ def fleet_svg(rows: Mapping[str, Health], most: int = 6) -> str:
         shown = name if len(name) <= 24 else f"{name[:23]}~"
         parts.append(_text(_LEFT, y + 4, f"{shown} {health.bytes / 1024 / 1024:,.1f} MiB"))
     parts.append(_paths(_BARS, {_BLUE: live, _GREY: reclaimable}))
+    return _svg(600, 44 + len(largest) * 24, parts)
+
+
+def of_partitions(sizes: Sequence[SnapshotSizes]) -> dg.MarkdownMetadataValue | None:
+    """Draw the keys of the largest partitions as bars; None if no snapshot states its keys."""
+    return _image(partitions_svg(sizes), "partitions") if any(one.keys for one in sizes) else None
+
+
+def partitions_svg(sizes: Sequence[SnapshotSizes], most: int = 6) -> str:
+    """Draw the bars of `of_partitions`, of all operators. Grey: the average of the partitions of a store."""
+    rows = [(of, one) for of in sizes for one in of.partitions]
+    largest = sorted(rows, key=lambda row: -row[1].rows)[:most]
+    scale = 300 / max((one.rows for _, one in largest), default=1)
+    keys = averages = ""
+    parts = [_text(_LEFT, 18, f"keys by partition, the largest {len(largest)} of {len(rows)}; grey: the average")]
+    for number, (of, one) in enumerate(largest):
+        y = 42 + number * 24
+        keys += f"M280 {y}h{max(round(one.rows * scale), 1)}"
+        averages += f"M280 {y + 8}h{max(round(of.keys / len(of.partitions) * scale), 1)}"
+        store = f"{of.operator}/{one.partition}" + ("" if of.store == DEFAULT_STORE else f"/{of.store[:16]}")
+        parts.append(_text(_LEFT, y + 4, f"{store}: {one.rows:,} keys"))
+    parts.append(_paths(_BARS, {_BLUE: keys}))
+    parts.append(_paths("stroke-width='3'", {_GREY: averages}))
     return _svg(600, 44 + len(largest) * 24, parts)
 
 

@@ -29,7 +29,9 @@ from statekeeper.assets.partitions import store_key
 from statekeeper.assets.verdicts import red_in
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.checkpoint.origin import Origin
+from statekeeper.statestore.contents.sizes import sizes_of_snapshots
 from statekeeper.statestore.maintenance.rounds.visit import Visit
+from statekeeper.statestore.maintenance.upkeep.audit.facts import AuditFacts, StoreAuditFacts
 from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome
 from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
 from statekeeper.statestore.maintenance.verbs.retention import Retention
@@ -87,7 +89,11 @@ def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
         looked = replace(done.audited, requests=done.requests)
         picture = pictures.of_lineage(looked.facts, looked.audit)
         named = replace(looked.audit, findings=tuple(in_dagster(one, query) for one in looked.audit.findings))
-        of_audit = {"picture": picture, **metadata.of_audit(replace(looked, audit=named))}
+        of_audit = {
+            "picture": picture,
+            **metadata.of_audit(replace(looked, audit=named)),
+            **dict(_of_sizes(looked.facts)),
+        }
         if done.is_left_to_spark:
             of_audit["maintained_by"] = LEFT_TO_SPARK
         yield Part(LINEAGE, of_audit, tuple(lineage_checks(looked.audit, query)))
@@ -95,6 +101,15 @@ def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
     if is_made and done.retention is not None and done.after is not None:
         checks = (retention_floor_is_kept(done.retention.plan.plan, done.after, query),)
         yield Part(RETENTION, of_prepared(done.retention), checks)
+
+
+def _of_sizes(facts: AuditFacts) -> Iterator[tuple[str, dg.MetadataValue]]:
+    """Show what the snapshots that the audit has read say about sizes, skew and growth. No request."""
+    sizes = sizes_of_snapshots(store.chain for store in facts.stores if isinstance(store, StoreAuditFacts))
+    picture = pictures.of_partitions(sizes)
+    if picture is not None:
+        yield "sizes", metadata.of_sizes(sizes)
+        yield "partitions", picture
 
 
 def _metrics(query: OpenedQuery, done: Visit) -> Any:

@@ -43,6 +43,10 @@ def migrate(places: Places, execution: Execution, **given: Any) -> None:
     first row, or null, or the value of --default. Every row is read back and compared.
 
     OLD and BLUEPRINT never change: to go back, start the old query again. Spark runs the changed query on DESTINATION.
+
+    For a job on `pipelines`, all three are state roots. A store takes the rows of the old store with the same name and the
+    same key columns, and an input continues at the position of the old input with the same name. Afterwards, claim makes
+    the checkpoint with which the changed job starts.
     """
     root, blueprint, destination = places
     is_given = blueprint is not None and destination is not None

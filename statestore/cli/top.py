@@ -17,7 +17,8 @@ from statekeeper.statestore.cli.common import Opened, Output, output_option, scr
 from statekeeper.statestore.cli.roots import several_roots
 from statekeeper.statestore.cli.rows import as_line, chosen, restored_bar
 from statekeeper.statestore.contents.rows import contents_at
-from statekeeper.statestore.contents.top import Growth, KeyBytes, Top, TopOfState, look
+from statekeeper.statestore.contents.sizes import Growth
+from statekeeper.statestore.contents.top import KeyBytes, Top, TopOfState, look
 from statekeeper.statestore.maintenance.verbs.report import decimal, when
 
 _PARTITIONS = 5

@@ -29,6 +29,7 @@ from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, Unkno
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.contents.rows import Contents, Layout, Pairs, decoded_keys, opened
+from statekeeper.statestore.contents.sizes import Ends, Growth, PartitionSize, growths
 from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.families import Family
 from statekeeper.statestore.format.family_rows import FAMILY_BYTES, DecodedRows
@@ -36,13 +37,11 @@ from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.plain_values import plain_rows
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.records import changes_of
-from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
-from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
+from statekeeper.statestore.format.snapshot import read_snapshot
+from statekeeper.statestore.storage import Storage, at_once, read_or_none
 
 MOST_COUNTED = 1_000_000
 """Keys of one store whose writes are counted at a time. Beyond it, the keys that were written least are forgotten."""
-_DAY_SECONDS = 86_400
-_SHORTEST_GROWTH_SECONDS = 60
 _EXPIRES_US, _EXPIRES_MS = "expiresAtMicros", "ttlExpirationMs"
 Kind = tuple[int, str, str | None]
 """An operator, the name of its store, and a column family."""
@@ -56,15 +55,6 @@ class KeyBytes:
     key: Mapping[str, Any]
     size_bytes: int = 0
     writes: int = 0
-
-
-@dataclass(frozen=True)
-class PartitionSize:
-    """The rows of one partition."""
-
-    partition: int
-    rows: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +104,6 @@ class Top:
         if not self.rows:
             return None
         return max(one.rows for one in self.partitions) * len(self.partitions) / self.rows
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The growth of an operator per day, between two snapshots of each store that are `days` apart on average."""
-
-    operator: int
-    keys_per_day: float
-    bytes_per_day: float
-    days: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +387,7 @@ def _growth(
     """Yield the growth of each operator whose stores have two snapshots with metadata."""
     if contents.conf.provider is Provider.HDFS_BACKED:
         return
-    ends: dict[StorePath, tuple[tuple[Entry, SnapshotMetadata], tuple[Entry, SnapshotMetadata]]] = {}
+    ends: dict[StorePath, Ends] = {}
 
     def read(store: StorePath) -> None:
         head = contents.stores[store].version
@@ -427,23 +407,4 @@ def _growth(
         ends[store] = (both[0], both[1])
 
     at_once(read, list(stores))
-    for operator in sorted({store.operator for store in ends}):
-        keys = size_bytes = days = 0.0
-        count = 0
-        for store, ((old_entry, old), (new_entry, new)) in ends.items():
-            seconds = (new_entry.modified_at_seconds or 0) - (old_entry.modified_at_seconds or 0)
-            if store.operator != operator or seconds < _SHORTEST_GROWTH_SECONDS:
-                continue
-            if min(old.key_count, new.key_count) < 0:
-                continue
-            of_day = _DAY_SECONDS / seconds
-            keys += (new.key_count - old.key_count) * of_day
-            size_bytes += (_table_bytes(new) - _table_bytes(old)) * of_day
-            days += seconds / _DAY_SECONDS
-            count += 1
-        if count:
-            yield Growth(operator, keys, size_bytes, days / count)
-
-
-def _table_bytes(metadata: SnapshotMetadata) -> int:
-    return sum(table.size_bytes for table in metadata.tables)
+    yield from growths(ends)

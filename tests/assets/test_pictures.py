@@ -10,9 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from statekeeper.assets import pictures
+from statekeeper.assets import metadata, pictures
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents.chain import Chain
+from statekeeper.statestore.contents.sizes import SnapshotSizes, sizes_of_snapshots
 from statekeeper.statestore.maintenance.upkeep import audit, snapshot
+from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
 from statekeeper.statestore.maintenance.verbs import health
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.health import Health
@@ -130,6 +133,56 @@ def test_the_largest_queries_of_a_fleet_are_drawn_with_reclaimable_bytes_and_esc
     bars = {path.get("stroke"): path.get("d", "").count("M") for path in picture.iter(f"{NAMESPACE}path")}
     assert bars == {BLUE: 6, GREY: 6}
     assert svg(pictures.of_fleet({}).md_str or "") is not None
+
+
+def of_partitions(sizes: SnapshotSizes) -> ElementTree.Element:
+    shown = pictures.of_partitions([sizes])
+    assert shown is not None
+    return svg(shown.md_str or "")
+
+
+def test_sizes_skew_and_growth_come_from_the_snapshots_that_the_audit_has_read(checkpoint: Checkpoint) -> None:
+    facts = audit.gather(checkpoint.storage)
+    chains = [one.chain for one in facts.stores if isinstance(one, StoreAuditFacts)]
+    [sizes] = sizes_of_snapshots(chains)
+    assert (sizes.of, len(sizes.partitions)) == (2, 2)
+    newest = {chain.store.partition: chain.snapshots[chain.bases[chain.head]].metadata for chain in chains}
+    assert {one.partition: one.rows for one in sizes.partitions} == {
+        number: metadata.key_count for number, metadata in newest.items() if metadata
+    }
+    assert sizes.keys > 0
+    assert sizes.size_bytes > 0
+    assert sizes.growth is None, "the snapshots are seconds apart"
+    picture = of_partitions(sizes)
+    assert texts(picture)[0] == "keys by partition, the largest 2 of 2; grey: the average"
+    bars = {path.get("stroke"): path.get("d", "").count("M") for path in picture.iter(f"{NAMESPACE}path")}
+    assert bars == {BLUE: 2, GREY: 2}
+    [row] = metadata.of_sizes([sizes]).records
+    assert (row.data["keys"], row.data["counted"]) == (sizes.keys, "2 of 2 partitions")
+
+
+def test_growth_and_skew_are_per_day_and_relative_to_the_average(checkpoint: Checkpoint) -> None:
+    chains = [one.chain for one in audit.gather(checkpoint.storage).stores if isinstance(one, StoreAuditFacts)]
+
+    def at(chain: Chain, keys: int, seconds: float, number: int) -> Chain:
+        held = {}
+        files = dict(chain.files.snapshots)
+        for version, count, moment in ((chain.versions[9], 100, 0.0), (chain.versions[-4], keys, seconds)):
+            found = chain.snapshots[version]
+            assert found.metadata is not None
+            held[version] = replace(found, metadata=replace(found.metadata, key_count=count))
+            files[version] = replace(files[version], modified_at_seconds=moment)
+        store = replace(chain.store, partition=number)
+        return replace(chain, store=store, snapshots=held, files=replace(chain.files, snapshots=files))
+
+    many = [at(chains[0], 1_000 if number == 7 else 200, 43_200.0, number) for number in range(8)]
+    [sizes] = sizes_of_snapshots(many)
+    assert sizes.growth is not None
+    assert sizes.growth.keys_per_day == 2 * (7 * 100 + 900)
+    assert sizes.skew == pytest.approx(1_000 * 8 / 2_400)
+    picture = of_partitions(sizes)
+    assert texts(picture)[1] == "0/7: 1,000 keys"
+    assert pictures.of_partitions(sizes_of_snapshots([])) is None
 
 
 def test_without_an_examined_store_the_picture_says_so(checkpoint: Checkpoint) -> None:

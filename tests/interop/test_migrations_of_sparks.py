@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from statekeeper.statestore.format import names, operators
+from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.logs import ENCODING
 from statekeeper.statestore.format.plain_values import plain_rows
 from statekeeper.statestore.format.structure import Structure
@@ -21,7 +21,7 @@ from statekeeper.statestore.storage import open_storage
 from tests.support.dumped import dumped
 from tests.support.migrations import AFTER, BEFORE, Migrated, RecordedQuery, inputs, migrate
 from tests.support.native import DEFAULT_PROVIDER, HERE, JOIN_FORMAT, OPERATORS, Operator, state
-from tests.support.twins import SHUFFLE_PARTITIONS, clean, forgetful
+from tests.support.twins import SHUFFLE_PARTITIONS, clean, forgetful, rescale, statekeeper
 from tests.support.variables import variables
 
 pytestmark = pytest.mark.spark
@@ -133,6 +133,55 @@ def test_a_removed_aggregate_and_swapped_ones_keep_the_values_of_the_others(
     )
     same_columns(found, ("k", "n", "total", "most"))
     assert state(found.new) == state(twin_of(spark, tmp_path, swapped, V2))
+
+
+def test_a_query_that_is_migrated_maintained_rewound_rescaled_and_migrated_back_is_like_a_twin(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    old, new = aggregation("n", "total"), aggregation("total", "n", "most")
+    found = migrate(spark, tmp_path, old, new, confs=V1, new_confs={**V2, SHUFFLE_PARTITIONS: "3"})
+    query, scratch = found.new, ("--scratch", str(tmp_path))
+    applied = ("--apply", "--confirm-stopped", *scratch)
+    query.batches = BEFORE
+    query.run(2)  # batches 3 and 4
+    statekeeper("gc", query.root, "--retain", "1", "--grace", "0s", "--mode", "full", "--apply")
+    query.run(1)  # batch 5
+    statekeeper("rewind", query.root, "--to-batch", "4", *applied)
+    query.run(0)  # batch 5 again
+    rescale(query, 2, tmp_path)  # appends batch 6
+    query.confs = {**query.confs, SHUFFLE_PARTITIONS: "2"}
+    query.run(1)  # batch 7
+    clean(open_storage(query.root), tmp_path)
+    back = RecordedQuery(spark, tmp_path / "query", old, V1, "back")
+    blueprint = RecordedQuery(spark, tmp_path / "blueprint-of-old", old, V1)
+    blueprint.run(1)
+    statekeeper("migrate", query.root, blueprint.root, back.root, "--allow-dropped-state", *applied)
+    back.batches = query.batches
+    back.run(1)  # batch 8
+    twin = RecordedQuery(spark, tmp_path / "twin", old, V1)
+    twin.run(back.batches)
+    assert back.batches == 7
+    assert state(back) == state(twin)
+    # The rescale has appended a batch without rows, so that later batches have one number more.
+    assert back.outputs == {8: twin.outputs[6]}
+    assert {batch: query.values(batch, ("k", "n", "total")) for batch in (3, 4, 5)} == {
+        batch: twin.values(batch, ("k", "n", "total")) for batch in (3, 4, 5)
+    }
+    clean(open_storage(back.root), tmp_path)
+
+
+def test_spark_does_not_start_on_an_unfinished_migration(spark: SparkSession, tmp_path: Path) -> None:
+    found = migrate(spark, tmp_path, PLAIN, PLAIN, confs=V2)
+    metadata = found.new.checkpoint / names.QUERY_METADATA
+    body = metadata.read_bytes()
+    metadata.write_bytes(logs.UNFINISHED)
+    found.new.batches = found.old.batches
+    with pytest.raises(Exception, match=r"(?i)json|token"):
+        found.new.run(1)
+    assert not (found.new.checkpoint / names.offsets(BEFORE)).exists()
+    metadata.write_bytes(body)
+    found.new.run(0)
+    assert found.new.rows.keys() == {BEFORE}
 
 
 def test_the_comparison_detects_a_migration_that_loses_a_row(spark: SparkSession, tmp_path: Path) -> None:

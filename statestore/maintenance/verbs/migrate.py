@@ -48,7 +48,8 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
     )
     map: Mapping[str, str] = option(
         "What a part of the changed query takes over, if the schemas do not show it. An operator: 1=0. A value column: "
-        "1.total=sum. A source: source.1=0. The new side comes first; `none` in place of the old side lets it start empty. "
+        "1.total=sum. A source: source.1=0. The stores and inputs of a job have names: orders=purchases. "
+        "The new side comes first; `none` in place of the old side lets it start empty. "
         "Repeatable.",
         default=dict,
         metavar="NEW=OLD",
@@ -64,14 +65,14 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
         default=False,
     )
     partitions: int | None = option(
-        "Number of partitions of the new checkpoint. Default: that of the blueprint.",
+        "Number of partitions of the new checkpoint. Default: that of the blueprint; of a job: that of the old root.",
         default=None,
         least=1,
         most=names.MOST_PARTITIONS,
     )
     new_query: bool = option(
         "Give the changed query a new query id. Use it if the old query continues and both write to the same Delta table. "
-        "Default: the id of the old query, so that a Delta sink skips no batch and repeats none.",
+        "Default: the id of the old query, so that a Delta sink skips no batch and repeats none. Not for a job: see claim.",
         default=False,
     )
     location: str | None = option(**LOCATION)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo, encode_operator
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.sparks import Spark
@@ -357,9 +357,20 @@ class Origin:
             twins.statekeeper("migrate", old, blueprint.root, str(new), *given)
             self.query.checkpoint, self.query.confs, self.query.spark = new, confs, spark
             if spoil is None:
+                self._does_not_start_unfinished(new)
                 self._goes_on(to)
             else:
                 assert self._oracle(to).state() != self.twin.middle
+
+    def _does_not_start_unfinished(self, new: Path) -> None:
+        """Spark does not start on a checkpoint whose migration is not finished."""
+        before, metadata = self.query.batches, new / names.QUERY_METADATA
+        body = metadata.read_bytes()
+        metadata.write_bytes(logs.UNFINISHED)
+        with pytest.raises(Refused):
+            self.query.run(0)
+        assert self.query.batches == before
+        metadata.write_bytes(body)
 
     def _convert(self, to: str) -> None:
         """Convert to RocksDB in the structure of the group, and continue as the twin does with the default provider. At the

@@ -207,6 +207,20 @@ def test_a_blueprint_in_structure_v1_and_a_new_query_are_refused_with_the_way(tm
     assert "statekeeper switch" in made.refusals()
 
 
+def test_a_root_in_structure_v1_moves_to_v2(tmp_path: Path) -> None:
+    made = changed(tmp_path, SAME)
+    statekeeper("switch", made.old.url, "--to", "v1", *APPLY, "--scratch", str(tmp_path))
+    made.migrate()
+    assert made.rows("counts") == rows_of(made.old, 0)
+    assert catalog.structure_at(made.new, 1) is Structure.V2
+
+
+def test_a_blueprint_without_its_newest_offsets_is_refused(tmp_path: Path) -> None:
+    made = changed(tmp_path, SAME)
+    made.blueprint.delete([names.offsets(0)])
+    assert "offsets/0 of file://" in made.refusals()
+
+
 SEVERAL = {"inputs": ("orders", "payments"), "ticks": True}
 
 
