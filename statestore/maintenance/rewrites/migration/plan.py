@@ -197,8 +197,8 @@ def _of_checkpoints(facts: MigrationFacts, goal: Migrate, digest: str, spark: Sp
     for side, stopped in ((facts.old, old), (facts.blueprint, new)):
         if not side.facts.offsets:
             yield (
-                f"{names.offsets(stopped.batch or 0)} of {side.url} is missing or empty, so the positions of the sources are "
-                "unknown: restore it from a backup, or make the blueprint again"
+                f"{names.offsets(stopped.batch or 0)} of {side.url} is missing or empty, so the positions of the sources "
+                "are unknown: restore it from a backup, or make the blueprint again"
             )
             return
     if facts.half_done is not None and facts.half_done.begun.rows != digest:
