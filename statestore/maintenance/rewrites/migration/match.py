@@ -526,9 +526,7 @@ class _Columns:
             if old is not None and not self._takes(before.field(old), after.field(place)):
                 self.refusals.append(self._narrower(before, old, after, place))
         is_other = self.has_times[0] != self.has_times[1]
-        if is_other:
-            # Only one of both columns of this name, if there are two, has the times of a TTL.
-            found |= {place: None for place in range(len(after)) if after.field(place).name == EXPIRES_AT}
+        # Only one of both columns of this name, if there are two, has the times of a TTL.
         free = [
             old
             for old in range(len(before))
