@@ -856,7 +856,7 @@ def _of_inputs(
 def _of_other_inputs(sources: SourceMap, theirs: Mapping[str, str], ours: Mapping[str, str]) -> Iterator[str]:
     """Yield the sources whose blueprint read other inputs: the positions are those of the old inputs."""
     for source, old in sources.sources.items():
-        if old is None:
+        if old is None or old not in theirs:
             continue
         before, after = _inputs_of(theirs[old]), _inputs_of(ours[source])
         if before and after and not before & after:
