@@ -63,7 +63,7 @@ def explain(code: str | None, root: str | None, output: Output) -> None:
     its code.
 
     explain only reads. With ROOT, the commands name this checkpoint. If a command needs the batch from which the query can
-    restart, explain also audits ROOT, and fills in the batch.
+    restart, explain also audits ROOT. If this audit, which is not --deep, has the finding, explain fills in the batch.
 
     Without CODE, explain lists all codes.
     """
@@ -74,19 +74,23 @@ def explain(code: str | None, root: str | None, output: Output) -> None:
     if root is not None:
         name_root(click.get_current_context(), root)
         if code in _FINDINGS and any(_BATCH in one for one in EXPLANATIONS[_FINDINGS[code]].commands):
-            batch = _batch_to_restart_from(root)
+            batch = _batch_to_restart_from(root, _FINDINGS[code])
     found = list(_explained(code, batch))
     output.show({"code": code, "batch": batch, "explanations": found}, lambda console: _print(console, code, found))
 
 
-def _batch_to_restart_from(root: str) -> int | None:
-    """Return the batch that the audit of a root names; None if it names none, or cannot audit the root."""
+def _batch_to_restart_from(root: str, kind: FindingKind) -> int | None:
+    """Return the batch that the audit of a root names; None if it names none, has no finding of this kind, or fails.
+
+    An audit that does not have the finding may name a batch that has the damage, which only a deep audit sees.
+    """
     try:
         opened = open_root(click.get_current_context(), root)
-        return look(opened.storage, opened.policies, clock=SystemClock()).audit.restart.batch
+        found = look(opened.storage, opened.policies, clock=SystemClock()).audit
     except StatekeeperError as error:
         say(error)
         return None
+    return found.restart.batch if any(one.kind is kind for one in found.findings) else None
 
 
 def _all() -> dict[str, Any]:
@@ -152,7 +156,8 @@ def _print(console: Console, code: str, found: list[dict[str, Any]]) -> None:
         for command in one["commands"]:
             console.print(tables.plain(f"    {command}"), soft_wrap=True)
         if any(_BATCH in command for command in one["commands"]):
-            line = pasteable(f"BATCH is the batch that the audit names: statekeeper audit {_ROOT}")
+            deep = " --deep" if any(command.endswith("--deep") for command in one["commands"]) else ""
+            line = pasteable(f"BATCH is the batch that the audit names: statekeeper audit {_ROOT}{deep}")
             console.print(tables.plain(line), soft_wrap=True)
         if any(_NUMBER in command for command in one["commands"]):
             console.print("NUMBER is the number of partitions that you want", soft_wrap=True)

@@ -85,6 +85,17 @@ def test_the_audit_ends_with_the_command_that_explains_its_worst_finding(root: P
     assert "BATCH" not in explained.partition("Next: ")[2].partition("    ")[2]
 
 
+def test_explain_names_no_batch_whose_damage_only_a_deep_audit_sees(root: Path, checkpoint: Checkpoint) -> None:
+    file = root / checkpoint.stores[0].changelog(checkpoint.versions[2][0])
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0xFF
+    file.write_bytes(data)
+    assert _run("audit", root).exit_code == 0
+    explained = _run("explain", "changelog_unreadable", root).stdout
+    assert f"    statekeeper rewind {root} --to-batch BATCH\n" in explained
+    assert f"BATCH is the batch that the audit names: statekeeper audit {root} --deep" in explained
+
+
 def test_explain_says_where_the_number_comes_from_that_it_does_not_know(tmp_path: Path) -> None:
     told = "BATCH is the batch that the audit names: statekeeper audit"
     assert f"{told} ROOT" in _run("explain", "changelog_missing").stdout
@@ -92,5 +103,6 @@ def test_explain_says_where_the_number_comes_from_that_it_does_not_know(tmp_path
     assert gone.exit_code == 0
     assert "not_a_checkpoint: " in gone.stderr
     assert f"{told} {tmp_path}/gone" in gone.stdout
+    assert f"{told} ROOT --deep" in _run("explain", "changelog_unreadable").stdout
     assert "NUMBER is the number of partitions" in _run("explain", "partitions_changed").stdout
     assert "BATCH is" not in _run("explain", "store_undescribed").stdout

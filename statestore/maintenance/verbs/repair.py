@@ -103,8 +103,8 @@ class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
         if not plan.actions:
             repaired = ()
             end = (
-                "nothing to repair: repair does not restore missing files or logs. To list them with the command that "
-                "helps, run: statekeeper audit ROOT"
+                "nothing to repair: repair does not restore missing or damaged files. To list them with the command that "
+                "helps, run: statekeeper audit ROOT --deep"
             )
         return Report(
             record={

@@ -224,7 +224,10 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
             # What a person must still do comes last.
             after = (end, *_notes(found, is_done=True))
         else:
-            nothing = f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun"
+            nothing = (
+                f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun. If the query does not "
+                "start from it, this names the batch to rewind to: statekeeper audit ROOT --deep"
+            )
             shown, lines = (), ()
             after = (nothing, *_file_sink_notes(found, is_done=False), *_sink_notes(found, is_done=False))
         log = plan.file_sink
