@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.contents.rows import Layout
 from statekeeper.statestore.format import names
@@ -26,6 +27,7 @@ from statekeeper.statestore.maintenance.rewrites.migration.initial import Undeci
 from statekeeper.statestore.maintenance.rewrites.migration.model import (
     NONE,
     SOURCE,
+    TICK,
     Matched,
     Migrate,
     MigrationFacts,
@@ -41,7 +43,7 @@ from statekeeper.statestore.maintenance.rewrites.migration.rows import (
     value_columns,
 )
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts
-from statekeeper.statestore.root.times import EXPIRES_AT, TIMERS
+from statekeeper.statestore.root.times import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE
 
 _NEVER, _NULL = "-1", "null"
 _SUM = "sum"
@@ -71,10 +73,14 @@ class Given:
         """Sort the options by what they name. The stores and inputs of a job root have names, which stand for numbers."""
         found = cls()
         for given, value in goal.maps.items():
-            new, old = _numbered(given, new_side.numbers), _numbered(value, old_side.numbers)
+            # Also an old store may be called `none`.
+            new, old = (
+                _numbered(given, new_side.numbers),
+                value if value == NONE else _numbered(value, old_side.numbers),
+            )
             number, dot, column = new.partition(".")
-            if given.startswith(SOURCE):
-                ours, theirs = given.removeprefix(SOURCE), value.removeprefix(SOURCE)
+            ours, theirs = given.removeprefix(SOURCE), value.removeprefix(SOURCE)
+            if given.startswith(SOURCE) and (new == given or ours in (*new_side.inputs, *new_side.offsets.by_source)):
                 is_new = value == NONE
                 found.sources[_placed(ours, new_side)] = None if is_new else _placed(theirs, old_side)
             elif _is_number(number) and dot and column:
@@ -164,12 +170,14 @@ def match(facts: MigrationFacts, goal: Migrate) -> Match:
     if unreadable:
         return Match(operators=(), dropped=(), sources=SourceMap(sources={}), refusals=tuple(unreadable), notes=())
     pairs = _pairs(old, new, given, refusals)
+    refusals += _of_times(old, new, pairs, given)
     operators = [_matched(facts, goal, given, two, refusals, notes) for two in pairs]
     taken = {two[1].operator for two in pairs if two[1] is not None}
     # The index of a store's times is dropped with the times, which the plan names.
     dropped = tuple(one for one in old.facts.operators if one.operator not in taken | old.indexes)
     sources = _sources(old, new, given, refusals)
     notes += _of_jobs(old, new)
+    notes += _of_clocks(old, new, pairs, sources)
     notes += _of_other_inputs(sources, old.offsets.by_source, new.offsets.by_source)
     refusals += _of_folders(facts, sources)
     if not goal.drops:
@@ -194,6 +202,33 @@ def _of_jobs(old: Side, new: Side) -> Iterator[str]:
         yield "the initial rows of the changed job are not read: the state is that of the old root"
     if TIMERS in new.numbers.keys() - old.numbers.keys():
         yield "the present keys have no timer until the job sets one, with their next row"
+
+
+def _of_clocks(old: Side, new: Side, pairs: Sequence[_Pair], sources: SourceMap) -> Iterator[str]:
+    """Yield what the times of the old query mean in the changed one. A root does not show its clocks, so they cannot be
+    compared. An added source may have rows that are late from the start."""
+    watermark = old.watermark_ms
+    at = f"{utc(watermark / 1000)} ({watermark:,} ms)"
+    if new.binding is not None:
+        timed = [new.named(one.operator) for one, before in pairs if before is not None and new.has_times(one.operator)]
+        if timed:
+            yield (
+                f"the rows of {', '.join(timed)} keep their times, which are not converted: keep the clock of the timers "
+                "and of the TTL (event time or processing time). The roots do not show it, so the plan does not compare it"
+            )
+        if watermark > 0:
+            yield (
+                f"the watermark stays at {at}: keep the column of the event time and late_by, which the roots do not show"
+            )
+    added = [source for source, before in sources.sources.items() if before is None]
+    named = dict(zip(new.offsets.by_source, new.inputs, strict=False))
+    if watermark > 0:
+        yield from (
+            f"source {source} is new, and the watermark is at {at}: rows of it with an event time up to then are late, and "
+            "are dropped wherever the query drops late rows"
+            for source in added
+            if named.get(source) != TICK or new.binding is None or not new.binding.ticks
+        )
 
 
 def _renamed(old: Side, dropped: OperatorFacts) -> str:
@@ -346,6 +381,44 @@ def _typed(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 def _columns(columns: pa.Schema) -> str:
     return ", ".join(f"{one.name} {one.type}" for one in columns) or "no columns"
+
+
+def _of_times(old: Side, new: Side, pairs: Sequence[_Pair], given: Given) -> Iterator[str]:
+    """Yield the stores of a job whose times would lack their index: a timer without an entry there never fires."""
+    if old.binding is None or new.binding is None:
+        return
+    for options in (given.columns, given.defaults):
+        for number, column in [*options]:
+            if new.is_timers(number) and column.rpartition(".")[2] == FIRES_AT:
+                del options[number, column]
+                yield (
+                    f"--map or --default names {TIMERS}.{FIRES_AT}, the times of the timers, which need entries in an index: leave "
+                    "it out. Only the job sets timers"
+                )
+    for one, before in pairs:
+        if before is None:
+            continue
+        mine, theirs = new.named(one.operator), old.named(before.operator)
+        way_out = (
+            f"start {mine} empty with --map {mine}={NONE}, and {_DROPS}, or name another store that takes the old rows "
+            f"with --map NEW={theirs}"
+        )
+        if new.is_timers(one.operator) and not old.is_timers(before.operator):
+            yield (
+                f"the store {mine} has the timers of the changed job, and {theirs} of the old job has no timers. Its rows "
+                f"have no entries in the index of the timers, so they would never fire: {way_out}"
+            )
+        elif old.is_timers(before.operator) and new.index_of(one.operator) not in (None, new.numbers.get(TIMERS_DUE)):
+            yield f"the index of the timers of the old job is no index for the times of {mine}: {way_out}"
+        elif old.prefix_of(before.operator) != new.prefix_of(one.operator):
+            yield f"only one of {mine} and the old store {theirs} has keys that are ordered by time: {way_out}"
+        elif new.index_of(one.operator) is not None and old.index_of(before.operator) is None and not _is_ttl(one):
+            yield f"the store {mine} has an index of times, and the old store {theirs} has none: {way_out}"
+
+
+def _is_ttl(store: OperatorFacts) -> bool:
+    """Whether the rows have the expiry of a TTL, which an added TTL sets to null."""
+    return any(EXPIRES_AT in layout.value.names for layout in families_of(store).values())
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -842,13 +915,16 @@ def _of_inputs(
     inputs = {source: _inputs_of(position) for source, position in theirs.items()}
     for source in asked:
         old, mine = found.get(source), _inputs_of(ours[source])
-        if old is None or mine & inputs.get(old, frozenset()):
+        before = inputs.get(old or "", frozenset())
+        if old not in theirs or mine == before:
             continue
-        rivals = [other for other in theirs if mine & inputs[other]]
-        if rivals and old in theirs:
+        rivals = [other for other in theirs if mine and mine == inputs[other]]
+        if not rivals and not mine & before:
+            rivals = [other for other in theirs if mine & inputs[other]]
+        if rivals:
             yield (
                 f"source {source} of the blueprint reads {', '.join(sorted(mine))}, as source {rivals[0]} of the old query "
-                f"does, and not {', '.join(sorted(inputs[old])) or 'the input'} of source {old}: the sources have another "
+                f"does, and not {', '.join(sorted(before)) or 'the input'} of source {old}: the sources have another "
                 f"order. Name the old source of each, such as --map {SOURCE}{source}={rivals[0]}, or {NONE} for a new one"
             )
 
@@ -863,4 +939,9 @@ def _of_other_inputs(sources: SourceMap, theirs: Mapping[str, str], ours: Mappin
             yield (
                 f"source {source} of the blueprint read {', '.join(sorted(after))}, and the new checkpoint has the "
                 f"position of source {old} in {', '.join(sorted(before))}: start the changed query with that input"
+            )
+        elif before and (added := after - before):
+            yield (
+                f"source {source} of the blueprint also read {', '.join(sorted(added))}, which has no position in the old "
+                f"query: source {old} had only {', '.join(sorted(before))}. The changed query reads it from its start"
             )

@@ -12,11 +12,11 @@ import pyarrow as pa
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.families import Family
-from statekeeper.statestore.format.logs import OffsetLog, parse_offsets
+from statekeeper.statestore.format.logs import OffsetLog, parse_commit, parse_offsets
 from statekeeper.statestore.maintenance.rewrites.migration.rows import MappedColumn, value_columns
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts, RewriteFacts, RewritePlan
 from statekeeper.statestore.root.binding import Binding, encode_binding
-from statekeeper.statestore.root.times import index_of
+from statekeeper.statestore.root.times import TIMERS_DUE, index_of
 from statekeeper.statestore.storage import Entry
 
 NONE = "none"
@@ -105,6 +105,21 @@ class Side:
         index = index_of(self.binding.stores, name)
         return None if index is None or index == name else self.numbers[index]
 
+    def is_timers(self, number: int) -> bool:
+        """Of a job root: whether a store has the timers, with their index. Another store may be called so, too."""
+        index = self.index_of(number) if number in self.numbers.values() else None
+        return index is not None and index == self.numbers.get(TIMERS_DUE)
+
+    def has_times(self, number: int) -> bool:
+        """Of a job root: whether the rows of a store have the times of timers or of a TTL. An index has none of its own."""
+        if self.binding is None or number in self.indexes:
+            return False
+        return index_of(self.binding.stores, self.binding.stores[number].name) is not None
+
+    def prefix_of(self, number: int) -> int | None:
+        """Of a job root: how the keys of a store begin, see `prefix_columns`."""
+        return None if self.binding is None else self.binding.stores[number].prefix_columns
+
     @property
     def indexes(self) -> frozenset[int]:
         """Of a job root: the indexes of times."""
@@ -123,6 +138,13 @@ class Side:
     def offsets(self) -> OffsetLog:
         """The newest offset log. Raises `CorruptFile`."""
         return parse_offsets(self.facts.offsets.encode(), names.offsets(self.facts.stopped.batch or 0))
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark of the next batch; 0 without one. Raises `CorruptFile`."""
+        stopped = self.facts.stopped
+        after = parse_commit(stopped.commit.encode(), names.commits(stopped.batch or 0)).next_watermark_ms
+        return max(after, self.offsets.watermark_ms)
 
     def operator(self, number: int) -> OperatorFacts | None:
         """Return an operator by its number."""

@@ -362,7 +362,24 @@ def test_a_topic_that_was_added_is_the_same_source(places: Make) -> None:
     made = places()
     set_sources(made.old, KAFKA)
     set_sources(made.blueprint, ['{"orders":{"0":1},"more":{"0":1}}', KAFKA[1]])
-    assert made.plan()["notes"] == []
+    (note,) = made.plan()["notes"]
+    assert "source 0 of the blueprint also read more, which has no position in the old query" in note
+
+
+def test_sources_whose_topics_overlap_are_compared_by_all_their_topics(places: Make) -> None:
+    made = places()
+    sources = '{"orders":{"0":5},"all":{"0":1}}', '{"payments":{"0":9},"all":{"0":8}}'
+    set_sources(made.old, sources)
+    set_sources(made.blueprint, sources[::-1])
+    assert "source 0 of the blueprint reads all, payments, as source 1 of the old query does" in made.refusals()
+    assert made.plan("--map", "source.0=1", "--map", "source.1=0")["notes"] == []
+
+
+def test_an_added_source_is_told_that_its_rows_before_the_watermark_are_late(places: Make) -> None:
+    made = places("v2-sessions-snappy")
+    set_sources(made.blueprint, ['{"logOffset":0}', '{"topic":{"0":7}}'])
+    notes = made.plan("--map", "source.1=none", "--map", "source.0=0")["notes"]
+    assert any("source 1 is new, and the watermark is at " in note and "Z (" in note for note in notes)
 
 
 def test_a_red_audit_and_a_crash_leave_a_checkpoint_on_which_no_query_starts(places: Make) -> None:

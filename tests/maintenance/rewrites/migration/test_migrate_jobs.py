@@ -392,3 +392,53 @@ def test_an_index_of_times_is_not_named(tmp_path: Path) -> None:
     made = timed(tmp_path, OPERATOR, WITH_NOTE)
     assert "an index of times goes with its store" in made.refusals("--map", "timers_due=timers_due")
     assert "an index of times goes with its store" in made.refusals("--map", "default=timers_due")
+
+
+PLAIN = replace(WITHOUT_TTL, timers=None, on_timer=None, update=lambda rows, held: _untimed(rows, held))
+
+
+def test_timers_are_taken_from_timers_only_because_others_have_no_entries_in_their_index(tmp_path: Path) -> None:
+    made = timed(tmp_path, PLAIN, WITHOUT_TTL)
+    fires = ("--default", "timers.fires_at=2026-01-01 00:00:00")
+    refused = made.refusals("--map", "timers=default", "--map", "default=none", *fires, "--allow-dropped-state")
+    assert "names timers.fires_at, the times of the timers" in refused
+    assert "they would never fire: start timers empty with --map timers=none" in refused
+
+
+def test_a_store_of_the_old_job_that_is_only_called_timers_gives_no_timers(tmp_path: Path) -> None:
+    made = timed(tmp_path, WITHOUT_TTL, WITHOUT_TTL)
+    binding = json.loads(made.old.read(names.BINDING))
+    for store in binding["stores"]:
+        store["name"] = store["name"].replace("timers_due", "others")
+    made.old.replace(names.BINDING, json.dumps(binding).encode())
+    assert "timers of the old job has no timers" in made.refusals("--allow-dropped-state")
+    assert "times of the timers" in made.refusals("--map", "timers.fires_at=none", "--default", "timers.fires_at=1")
+
+
+def test_a_store_with_a_ttl_does_not_take_timers_with_their_index(tmp_path: Path) -> None:
+    made = timed(tmp_path, OPERATOR, OPERATOR)
+    options = ("--map", "default=timers", "--default", "default.expires_at=null", "--allow-dropped-state")
+    assert "is no index for the times of default" in made.refusals(*options)
+
+
+def test_carried_times_and_the_watermark_are_named_because_a_root_does_not_show_its_clocks(tmp_path: Path) -> None:
+    made = timed(tmp_path, OPERATOR, WITH_NOTE)
+    notes = "\n".join(made.plan()["notes"])
+    assert "the rows of default, timers keep their times, which are not converted" in notes
+    assert "the watermark stays at 2026-01-01T" in notes
+
+
+def test_none_is_empty_also_if_a_store_is_called_none_and_a_store_may_be_called_source(tmp_path: Path) -> None:
+    made = Changed(tmp_path, {"source": SUMS, "counts": COUNTS})
+    commit(made.old, tmp_path / "host", 0, *TABLES, names=["counts", "none"])
+    few = old_rows("x"), pa.table({"key": ["x"], "sum": [1]})
+    commit(made.blueprint, tmp_path / "host-of-blueprint", 0, *few, names=["counts", "source"])
+    plan = made.plan("--map", "source=none", "--allow-dropped-state")
+    assert [one["operator"] for one in plan["dropped"]] == [1]
+    made_new = pa.table({"key": ["x"], "total": [1]})
+    other = Changed(tmp_path / "other", {})
+    commit(other.old, tmp_path / "host-2", 0, *TABLES)
+    commit(other.blueprint, tmp_path / "host-3", 0, few[0], made_new, names=["counts", "source"])
+    assert "takes the state of operator 1" in statekeeper(
+        *other.given, "--map", "source=sums", "--map", "source.total=sum"
+    )
