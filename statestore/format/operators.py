@@ -12,7 +12,7 @@ import json
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,13 +71,29 @@ def encode_operator(metadata: OperatorMetadata) -> bytes:
     return b"v1\n" + json.dumps(body, separators=(",", ":")).encode()
 
 
-def state_variables(data: bytes, path: str) -> dict[str, str]:
-    """Return the state variables of transformWithState in the metadata of an operator: name -> kind, such as `ListState`.
-    Other operators have none. Raises `CorruptFile`."""
+@dataclass(frozen=True)
+class OfTransformWithState:
+    """What the metadata of a transformWithState say of its state.
+
+    variables   name -> kind, such as `ListState`
+    time_mode   the clock of its timers and times to live, such as `ProcessingTime`; None if it is not known
+    """
+
+    variables: Mapping[str, str]
+    time_mode: str | None = None
+
+
+def of_transform_with_state(data: bytes, path: str) -> OfTransformWithState:
+    """Return the properties of transformWithState in the metadata of an operator. Other operators have none. Raises
+    `CorruptFile`."""
     try:
-        properties = parsed_json(data.partition(b"\n")[2]).get("operatorPropertiesJson")
-        variables = parsed_json(properties).get("stateVariables", ()) if properties else ()
-        return {str(one["stateName"]): str(one["stateVariableType"]) for one in variables}
+        text = parsed_json(data.partition(b"\n")[2]).get("operatorPropertiesJson")
+        properties = parsed_json(text) if text else {}
+        variables = {
+            str(one["stateName"]): str(one["stateVariableType"]) for one in properties.get("stateVariables", ())
+        }
+        mode = properties.get("timeMode")
+        return OfTransformWithState(variables, None if mode is None else str(mode))
     except BAD_VALUES as error:
         raise CorruptFile(f"is not valid operator metadata: {error}", path=path, hint=RESTORE) from error
 

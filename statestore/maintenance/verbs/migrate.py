@@ -151,11 +151,12 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
                 f"reads {plan.read_bytes:,} bytes and writes about as many; it needs about {plan.seconds:,.0f} s and at "
                 f"most {plan.local_bytes:,} bytes of local disk",
                 f"writes a new checkpoint of batch {plan.batch} to {place}; the old checkpoint and the blueprint do not "
-                "change, so the way back is to start the old query again",
+                "change",
+                _way_back(plan, place),
             ]
         done = (f"the migration to {place} is complete already: nothing to do",)
         if not plan.is_there:
-            done = (f"migrated {when(plan.batch)} to {place}; {_to_start(plan, place)}",)
+            done = (f"migrated {when(plan.batch)} to {place}; {_to_start(plan, place)}", _way_back(plan, place))
         groups = Table(
             "groups",
             f"{when(plan.batch)}, to {migration.names_provider(plan)} with {counted(plan.partitions or 0, 'partition')}",
@@ -193,17 +194,60 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
 
 def _to_start(plan: MigrationPlan, place: str) -> str:
     """How the changed query continues."""
-    never = "Do not start the old query again, or both write to its sink"
     if plan.binding is None:
-        return f"start the changed query with this checkpoint location and the sink of the old query. {never}"
+        never = "Do not run the old query again while this checkpoint exists"
+        one_id = ": the sink knows both by one query id, so rows of one of them would be lost"
+        both = ", or both write to the sink" if plan.goal.new_query else one_id
+        return f"start the changed query with this checkpoint location and the sink of the old query. {never}{both}"
+    never = (
+        "Do not run the old job again while this root exists: the sink knows both by one query id, so rows of one of them "
+        f"would be lost. A new output or a new table needs one start with {_accepting(plan)}. The first batch takes the "
+        "table of each other output as it is then: a RESTORE or overwrite since the newest batch of the old job is not "
+        "recognized"
+    )
     if plan.reads_files:
         return (
-            "start the changed job with this root, and with the checkpoint and the sink of the old job: the checkpoint has "
-            f"the list of the files that the job has read. {never}"
+            "copy the checkpoint of the old job, which has the list of the files that the job has read: statekeeper clone "
+            "CHECKPOINT NEW_FOLDER --confirm-stopped; then start the changed job with this root, the copy and the "
+            f"sink of the old job. If it continues in the old checkpoint itself, the old job cannot go back. {never}"
         )
     return (
         f"make a checkpoint for the changed job: statekeeper claim {shlex.quote(place)} --checkpoint NEW_FOLDER --apply "
         f"--confirm-stopped; then start the job with this root, this checkpoint and the sink of the old job. {never}"
+    )
+
+
+def _accepting(plan: MigrationPlan) -> str:
+    return f"DeltaSink(..., continue_at_batch={0 if plan.batch is None else plan.batch + 1})"
+
+
+def _way_back(plan: MigrationPlan, place: str) -> str:
+    """How the old query continues after the changed one has run, or has not."""
+    old, what = shlex.quote(plan.goal.old), "query" if plan.binding is None else "job"
+    start = (
+        f"the way back: stop the changed {what} and delete {place}. Before its first batch, start the old {what} again"
+    )
+    rolled = f"{start}. Otherwise first roll the sink back to batch {plan.batch}"
+    if plan.goal.new_query:
+        return rolled
+    following = 0 if plan.batch is None else plan.batch + 1
+    rolled += (
+        f", and give the old {what} a new query id: a Delta table knows batch {following} of the present id, also after "
+        f"RESTORE, {'and would skip rows without an error' if plan.binding is None else 'so the job would stop'}."
+    )
+    if plan.binding is None:
+        return (
+            f"{rolled} Run: statekeeper clone {old} NEW_FOLDER --new-query --confirm-stopped, and start it from there"
+        )
+    then = f"start the old job once with this checkpoint and {_accepting(plan)}"
+    if plan.reads_files:
+        return (
+            f"{rolled} Run: statekeeper clone CHECKPOINT NEW_FOLDER --new-query --confirm-stopped; statekeeper claim {old} "
+            f"--checkpoint NEW_FOLDER --apply --confirm-stopped; and {then}"
+        )
+    return (
+        f"{rolled} Run: statekeeper claim {old} --checkpoint NEW_FOLDER --query-id NEW_UUID --apply --confirm-stopped; and "
+        f"{then}"
     )
 
 

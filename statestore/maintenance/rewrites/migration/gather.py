@@ -140,16 +140,24 @@ def _described(blueprint: Storage) -> dict[str, bytes]:
 
 def _side(storage: Storage, facts: RewriteFacts) -> Side:
     variables: dict[tuple[int, str], str] = {}
+    time_modes: dict[int, str] = {}
     if facts.stopped.origin is Origin.NATIVE:
         paths = [entry.path for entry in storage.list(names.STATE) if part_of(entry.path) is Part.METADATA]
         for number, path in catalog.newest_metadata(paths).items():
-            kinds = operators.state_variables(storage.read(path), path)
-            variables |= {(number, name): kind for name, kind in kinds.items()}
+            found = operators.of_transform_with_state(storage.read(path), path)
+            variables |= {(number, name): kind for name, kind in found.variables.items()}
+            if found.time_mode is not None:
+                time_modes[number] = found.time_mode
     bound = None
     if facts.stopped.origin is Origin.OWN and facts.stopped.batch is not None:
         bound = replace(read_binding(storage)[0], stores=facts.schemas)
     return Side(
-        url=storage.url, facts=facts, watermarks=_watermarks(storage, facts), variables=variables, binding=bound
+        url=storage.url,
+        facts=facts,
+        watermarks=_watermarks(storage, facts),
+        variables=variables,
+        time_modes=time_modes,
+        binding=bound,
     )
 
 

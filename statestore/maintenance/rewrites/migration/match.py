@@ -45,6 +45,7 @@ from statekeeper.statestore.maintenance.rewrites.migration.rows import (
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import OperatorFacts
 from statekeeper.statestore.root.times import EXPIRES_AT, FIRES_AT, TIMERS, TIMERS_DUE
 
+_CLOCKS = {"EventTime", "ProcessingTime"}
 _NEVER, _NULL = "-1", "null"
 _SUM = "sum"
 _TTL_INDEX = "$ttl_"
@@ -384,7 +385,16 @@ def _columns(columns: pa.Schema) -> str:
 
 
 def _of_times(old: Side, new: Side, pairs: Sequence[_Pair], given: Given) -> Iterator[str]:
-    """Yield the stores of a job whose times would lack their index: a timer without an entry there never fires."""
+    """Yield the times that another clock would read, and the stores of a job whose times would lack their index: a timer
+    without an entry there never fires."""
+    for one, before in pairs:
+        modes = new.time_modes.get(one.operator), None if before is None else old.time_modes.get(before.operator)
+        if set(modes) == _CLOCKS:
+            yield (
+                f"operator {one.operator} ({one.name}) has the time mode {modes[0]} in the blueprint and {modes[1]} in the "
+                "old query, and its timers and times to live are not converted: keep the time mode, or start the operator "
+                f"empty with --map {one.operator}={NONE} {_DROPS.removeprefix('add ')}"
+            )
     if old.binding is None or new.binding is None:
         return
     for options in (given.columns, given.defaults):
@@ -392,8 +402,8 @@ def _of_times(old: Side, new: Side, pairs: Sequence[_Pair], given: Given) -> Ite
             if new.is_timers(number) and column.rpartition(".")[2] == FIRES_AT:
                 del options[number, column]
                 yield (
-                    f"--map or --default names {TIMERS}.{FIRES_AT}, the times of the timers, which need entries in an index: leave "
-                    "it out. Only the job sets timers"
+                    f"--map or --default names {TIMERS}.{FIRES_AT}, the times of the timers, which need entries in an "
+                    "index: leave it out. Only the job sets timers"
                 )
     for one, before in pairs:
         if before is None:

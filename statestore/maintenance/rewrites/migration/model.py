@@ -77,6 +77,7 @@ class Side:
     facts       as a rewrite gathers them
     watermarks  by place, the columns of keys and values with a watermark, and its delay in milliseconds
     variables   by operator and name, the kind of each state variable of transformWithState, such as ListState
+    time_modes  by operator, the clock of a transformWithState, such as ProcessingTime
     binding     of a job root, with the stores of its newest batch; None for a native checkpoint
     """
 
@@ -84,6 +85,7 @@ class Side:
     facts: RewriteFacts
     watermarks: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)
     variables: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    time_modes: Mapping[int, str] = field(default_factory=dict)
     binding: Binding | None = None
 
     @property

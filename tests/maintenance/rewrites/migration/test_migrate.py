@@ -126,9 +126,24 @@ def test_the_new_checkpoint_has_the_position_of_the_old_one_and_the_settings_of_
     assert new.read(f"{names.SOURCES}/0/{batch}") == old.read(f"{names.SOURCES}/0/{batch}")
 
 
+def test_another_time_mode_of_transform_with_state_is_refused(places: Make) -> None:
+    made = places("v2-transformWithState")
+    (path,) = (one for one in (made.blueprint / "state/0/_metadata/v2").iterdir() if one.name.isdecimal())
+    replace(path, path.read_bytes().replace(b"ProcessingTime", b"EventTime"))
+    assert "has the time mode EventTime in the blueprint and ProcessingTime in the old query" in made.refusals()
+
+
+def test_the_way_back_gives_the_old_query_a_new_id_because_delta_knows_its_batches(places: Make) -> None:
+    made = places()
+    told = made.migrate()
+    assert "rows of one of them would be lost" in told
+    assert "a Delta table knows batch 3 of the present id, also after RESTORE" in told
+    assert f"statekeeper clone {made.old} NEW_FOLDER --new-query --confirm-stopped" in told.replace("file://", "")
+
+
 def test_a_new_query_gets_an_id_of_its_own(places: Make) -> None:
     made = places()
-    made.migrate("--new-query")
+    assert "--new-query" not in made.migrate("--new-query")
     ids = {logs.parse_metadata((root / names.QUERY_METADATA).read_bytes(), "") for root in (made.old, made.new)}
     assert len(ids) == 2
 

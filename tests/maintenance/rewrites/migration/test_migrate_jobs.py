@@ -127,7 +127,9 @@ def _some(field: pa.Field) -> pa.Array:
 def test_a_job_without_changes_of_its_state_keeps_all_rows_and_its_owner(tmp_path: Path) -> None:
     made = changed(tmp_path, SAME)
     told = made.migrate("--partitions", "5")
-    assert "statekeeper claim" in told
+    assert f"statekeeper claim {made.new.url} --checkpoint NEW_FOLDER --apply" in told
+    assert f"statekeeper claim {made.old.url} --checkpoint NEW_FOLDER --query-id NEW_UUID" in told
+    assert "once with this checkpoint and DeltaSink(..., continue_at_batch=2)" in told
     assert made.rows("counts") == rows_of(made.old, 0)
     assert made.rows("sums") == rows_of(made.old, 1)
     assert made.rows("counts")
@@ -255,7 +257,9 @@ def test_a_job_that_reads_files_keeps_its_inputs_and_its_checkpoint(tmp_path: Pa
     with_sources(made.blueprint, '{"logOffset":0}')
     binding = json.loads(made.blueprint.read(names.BINDING))
     made.blueprint.replace(names.BINDING, json.dumps({**binding, "ticks": False}).encode())
-    assert "with the checkpoint and the sink of the old job" in made.migrate()
+    told = made.migrate()
+    assert "statekeeper clone CHECKPOINT NEW_FOLDER --confirm-stopped" in told
+    assert "statekeeper clone CHECKPOINT NEW_FOLDER --new-query --confirm-stopped; statekeeper claim" in told
 
 
 def test_an_interrupted_migration_lets_no_job_start_and_is_completed_or_removed(tmp_path: Path) -> None:
