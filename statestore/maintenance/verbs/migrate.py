@@ -154,7 +154,7 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
                 "change",
                 _way_back(plan, place),
             ]
-        done = (f"the migration to {place} is complete already: nothing to do",)
+        done: tuple[str, ...] = (f"the migration to {place} is complete already: nothing to do",)
         if not plan.is_there:
             done = (f"migrated {when(plan.batch)} to {place}; {_to_start(plan, place)}", _way_back(plan, place))
         groups = Table(

@@ -398,7 +398,7 @@ def test_an_index_of_times_is_not_named(tmp_path: Path) -> None:
     assert "an index of times goes with its store" in made.refusals("--map", "default=timers_due")
 
 
-PLAIN = replace(WITHOUT_TTL, timers=None, on_timer=None, update=lambda rows, held: _untimed(rows, held))
+PLAIN = replace(WITHOUT_TTL, timers=None, on_timer=None, update=_untimed)
 
 
 def test_timers_are_taken_from_timers_only_because_others_have_no_entries_in_their_index(tmp_path: Path) -> None:
