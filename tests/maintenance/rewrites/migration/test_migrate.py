@@ -139,6 +139,11 @@ def test_the_way_back_gives_the_old_query_a_new_id_because_delta_knows_its_batch
     assert "rows of one of them would be lost" in told
     assert "a Delta table knows batch 3 of the present id, also after RESTORE" in told
     assert f"statekeeper clone {made.old} NEW_FOLDER --new-query --confirm-stopped" in told.replace("file://", "")
+    back = made.folder / "back"
+    statekeeper("clone", str(made.old), str(back), "--new-query", "--confirm-stopped")
+    assert all_rows(back) == all_rows(made.old)
+    ids = {logs.parse_metadata((one / names.QUERY_METADATA).read_bytes(), "") for one in (made.old, made.new, back)}
+    assert len(ids) == 2
 
 
 def test_a_new_query_gets_an_id_of_its_own(places: Make) -> None:

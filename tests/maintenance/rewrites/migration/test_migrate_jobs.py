@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -138,6 +139,16 @@ def test_a_job_without_changes_of_its_state_keeps_all_rows_and_its_owner(tmp_pat
     assert new.root_id not in (old.root_id, read_binding(made.blueprint)[0].root_id)
     assert logs.parse_metadata(made.new.read(names.QUERY_METADATA), "") == new.root_id
     assert catalog.newest_batch(made.new) == 1
+
+
+def test_the_old_job_goes_back_with_a_new_query_id(tmp_path: Path) -> None:
+    made = changed(tmp_path, SAME)
+    told = made.migrate()
+    (command,) = (part for part in told.split("; ") if "Run: statekeeper claim" in part)
+    arguments = shlex.split(command.partition("statekeeper ")[2])
+    real = {"NEW_FOLDER": str(tmp_path / "checkpoint"), "NEW_UUID": "0badc0de-0000-4000-8000-00000000000a"}
+    assert "continue_at_batch=2" in statekeeper(*(real.get(one, one) for one in arguments))
+    assert read_binding(made.old)[0].query_id == real["NEW_UUID"]
 
 
 def test_a_job_root_keeps_its_partitions_and_key_groups_whatever_the_blueprint_has(tmp_path: Path) -> None:
