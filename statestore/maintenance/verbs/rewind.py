@@ -225,8 +225,8 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
             after = (end, *_notes(found, is_done=True))
         else:
             nothing = (
-                f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun. If the query does not "
-                "start from it, this names the batch to rewind to: statekeeper audit ROOT --deep"
+                f"nothing to rewind: the newest batch is {plan.newest:,}, and no later batch has begun. If the query does "
+                "not start from it, this names the batch to rewind to: statekeeper audit ROOT --deep"
             )
             shown, lines = (), ()
             after = (nothing, *_file_sink_notes(found, is_done=False), *_sink_notes(found, is_done=False))
