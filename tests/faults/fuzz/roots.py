@@ -125,7 +125,8 @@ def _changes(batch: int, rows: int) -> Changes:
 
 def _keys(rows: list[dict[str, object]]) -> list[bytes]:
     groups = np.array([len(str(row["name"])) % 3 for row in rows])
-    return encode_keys(groups, pa.Table.from_pylist(rows, _KEY)).to_pylist()
+    keys: list[bytes] = encode_keys(groups, pa.Table.from_pylist(rows, _KEY)).to_pylist()
+    return keys
 
 
 def _run(root: Path, draft: Path, stage: Stage) -> None:
