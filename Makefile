@@ -20,7 +20,9 @@ env: .venv/.made
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	@$(SAY) "$$(grep -c == requirements.lock) packages, among them Spark with 400 MB; a minute, or some with a slow network"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@# First from the cache alone: uv builds Spark again, for a minute, if the index does not say how long a file is valid.
+	@$(BIN)/uv pip install --quiet --offline --python $(BIN)/python -r requirements.lock 2>/dev/null || \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@$(SAY) "the environment is complete"
 	@touch $@
