@@ -28,6 +28,7 @@ from statekeeper.statestore.cli.common import (
 )
 from statekeeper.statestore.cli.reports import show, show_plan
 from statekeeper.statestore.cli.verb_options import verb_options
+from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.upkeep.drill import Found
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
@@ -46,7 +47,8 @@ from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
     type=click.IntRange(1, WORKERS),
     default=1,
     show_default=True,
-    help="Number of stores to restore at the same time. With more than one, the measured times are longer.",
+    help="Number of stores to restore at the same time. With more than one, the measured times are longer, "
+    "and predictions do not use them.",
 )
 @scratch_option
 @memory_option
@@ -73,8 +75,8 @@ def drill(
     results below _statekeeper/, unless the mode of ROOT is observe. ROOT can be a mirror: then the drill proves that the
     mirror restores.
 
-    A worker needs space for one store twice in --scratch. Exit code 3: a store does not restore, or its rows
-    differ. 4: a store was not compared, or not examined.
+    A worker needs space in --scratch for two loads of a store, each with its changelogs. Exit code 3: a store does not
+    restore, or its rows differ. 4: a store was not compared, or not examined.
     """
     run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes, workers=workers)
     prepared = prepare(Drill(**given), run)
@@ -82,13 +84,15 @@ def drill(
         show_plan(output, prepared)
         sys.exit(FINDINGS if prepared.refusals else 0)
     with progress_bar() as bar:
-        stores = bar.add_task("stores", total=len(prepared.plan.plan.drill))
+        bar_of_stores = bar.add_task("stores", total=len(prepared.plan.plan.drill))
+        ended: set[StorePath] = set()
 
         def told(one: Ended) -> None:
             action, outcome = one
             if isinstance(outcome, StatekeeperError):
                 say(outcome, of=action.store)
-            bar.advance(stores)
+            ended.add(action.store)  # the comparison with Spark tells a store again
+            bar.update(bar_of_stores, completed=len(ended))
 
         prepared = perform(prepared, told)
     show(output, prepared)

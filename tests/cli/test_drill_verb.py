@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -78,7 +80,17 @@ def test_rows_that_differ_are_a_finding_with_the_first_key_and_the_way_out(root:
     assert found.exit_code == 3
     assert "1 store restored with other rows; 3 stores restored with equal rows" in found.stdout
     assert "rows: 1 missing; first key: {" in found.stdout
-    assert f"statekeeper rewind {tmp_path / 'root'} --to-batch {version.version - 2}" in found.stdout
+    text, of_root = " ".join(found.stdout.split()), tmp_path / "root"
+    assert "Either side may be wrong: the snapshot of batch 3, which a restart uses, or the older base" in text
+    show = re.search(
+        rf"statekeeper (dump {of_root} --batch 4 --store 0/\d --key key_group=0 --key 'key=key [0-9 ]+')\.", text
+    )
+    assert show is not None, text
+    shown = run(*shlex.split(show[1]), "--output", "jsonl")
+    assert shown.exit_code == 0, "it can be pasted"
+    assert f"If that is wrong, stop the query and go back to batch {version.version - 2}" in text
+    assert f"statekeeper rewind {of_root} --to-batch {version.version - 2}. If it is right, do not go back" in text
+    assert f"statekeeper snapshot {of_root} --all" in text
     [outcome] = [one for one in root.storage.list(names.HISTORY) if one.path.endswith("outcome.jsonl")][-1:]
     lines = [json.loads(line) for line in root.storage.read(outcome.path).splitlines()]
     [wrong] = [line for line in lines if line["verdict"] == "differs"]
@@ -101,7 +113,23 @@ def test_rows_that_were_not_compared_are_not_a_success(root: KeyedRoot, tmp_path
     assert found.exit_code == 4, found.output
     assert "1 store restored, rows not compared" in found.stdout
     assert "To compare now, run: statekeeper drill" in found.stdout
-    assert run("drill", tmp_path / "root", "--stores", "0/0").exit_code == 0, "the second one compares with the first"
+    second = run("drill", tmp_path / "root", "--stores", "0/0")
+    assert second.exit_code == 4, "equal rows prove nothing if those of the first drill were not proved"
+    assert "unchanged since the last drill, of batch 4, which proved no rows" in " ".join(
+        second.stdout.replace("│", " ").split()
+    )
+    third = run("drill", tmp_path / "root", "--stores", "0/0", "--output", "json")
+    [result] = json.loads(third.stdout)["restored"]
+    assert [(one["against"], one["equal"], one["proves"]) for one in result["compared"]] == [
+        ("last_drill", True, False)
+    ]
+
+
+def test_the_seconds_of_several_workers_are_not_used_for_predictions(root: KeyedRoot, tmp_path: Path) -> None:
+    shown = run("drill", tmp_path / "root", "--workers", "2")
+    assert shown.exit_code == 0
+    assert "predictions do not use these seconds" in shown.stdout
+    assert json_output("inspect", tmp_path / "root")["restore_measured"] is None
 
 
 def test_an_unknown_store_is_refused(root: KeyedRoot, tmp_path: Path) -> None:

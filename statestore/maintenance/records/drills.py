@@ -18,7 +18,7 @@ from statekeeper.statestore.base.durations import utc
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.format import json_records, names
-from statekeeper.statestore.format.json_records import About, Count, Record, UnixSeconds
+from statekeeper.statestore.format.json_records import About, CheckpointId, Count, Record, UnixSeconds
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.records.history import Seconds
 from statekeeper.statestore.storage import Storage, read_or_none
@@ -39,16 +39,20 @@ class StoreDrill(Record, kw_only=True):
     past            identifies the offsets of the batch and the rewrites before it: a version without a mark has the same
                     content only with the same past
     digest          of its rows; "" if it did not restore
+    is_proved       whether a comparison proved these rows: without one, equal rows of the next drill are only unchanged
     verdict         code of `drill.Verdict`
+    workers         stores that were restored at the same time: with more than one, the times tell nothing about one load
     has_base        whether the load began with a snapshot, and not with version 0
     base_seconds, replay_seconds  of the load
     """
 
     version: Count
-    mark: str | None = None
-    past: str = ""
+    mark: CheckpointId | None = None
+    past: Annotated[str, msgspec.Meta(max_length=100)] = ""
     digest: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    verdict: str = ""
+    is_proved: bool = False
+    verdict: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    workers: Count = 1
     drilled_at_seconds: UnixSeconds
     has_base: bool = False
     base_seconds: Seconds = 0.0
@@ -64,8 +68,8 @@ class StoreDrill(Record, kw_only=True):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the store was restored, so that its times tell how long a load takes."""
-        return bool(self.digest)
+        """Whether the store was restored, and alone, so that its times tell how long a load takes."""
+        return bool(self.digest) and self.workers == 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+from msgspec import structs
 
 from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import StatekeeperError
@@ -13,6 +16,7 @@ from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.contents.rows import contents_at
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import EMPTY, StorePath
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.records import drills, holds
@@ -28,6 +32,7 @@ from statekeeper.statestore.maintenance.records.holds import Hold
 from statekeeper.statestore.maintenance.upkeep import drill
 from statekeeper.statestore.maintenance.upkeep.drill import (
     Against,
+    Comparison,
     Drilled,
     DrillFacts,
     DrillPlan,
@@ -42,11 +47,15 @@ from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Ver
 from statekeeper.statestore.maintenance.verbs.guards import Refusals
 from statekeeper.statestore.maintenance.verbs.options import option
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, as_objects, when
+from statekeeper.statestore.storage import Storage
 
 Ended: TypeAlias = tuple[DrillStore, Drilled | StatekeeperError]
 """A store of the sample and its result."""
 
 _WEEK_SECONDS = 7 * 86_400.0
+
+_RECORDED_SECONDS = 60.0
+"""The results of a killed drill are lost for this long at most."""
 
 _MOST_FINDINGS = 50
 """Findings in the lines of a report."""
@@ -155,46 +164,46 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         facts = plan.gathered.gathered
         contents = contents_at(work.storage, any_encoding=True)
         outcomes: dict[StorePath, Ended] = {}
+        record = _Record(run=run, storage=work.storage, plan=plan)
 
         def ended(action: DrillStore, outcome: Drilled | StatekeeperError) -> None:
             if isinstance(outcome, StatekeeperError):
                 outcome.name_root(run.pasteable)
             outcomes[action.store] = (action, outcome)
-            if not self.against_spark:
-                work.tell((action, outcome))
+            record.add(outcome)
+            work.tell((action, outcome))
 
-        drill.drill_all(
-            work.storage,
-            plan.plan.drill,
-            facts.conf,
-            contents,
-            ended,
-            machine=drill.Machine(
-                scratch=run.scratch,
-                clock=run.clock,
-                ids=run.by.ids,
-                workers=run.workers,
-                memory_bytes=run.memory_bytes,
-            ),
-            again=lambda one: drill.again(work.storage, one, plan.gathered, stopped=run.stopped),
-            is_shown=self.against_spark,
-        )
+        with record.kept():
+            drill.drill_all(
+                work.storage,
+                plan.plan.drill,
+                facts.conf,
+                contents,
+                ended,
+                machine=drill.Machine(
+                    scratch=run.scratch,
+                    clock=run.clock,
+                    ids=run.by.ids,
+                    workers=run.workers,
+                    memory_bytes=run.memory_bytes,
+                ),
+                again=lambda one: drill.again(work.storage, one, plan.gathered, stopped=run.stopped),
+                is_shown=self.against_spark,
+            )
         if self.against_spark:
-            outcomes = self._with_spark(work, plan, outcomes)
+            # A session of Spark may fail or be interrupted: the restores are on record before.
+            with record.kept():
+                outcomes = self._with_spark(work, plan, outcomes, record)
         in_order = [outcomes[one.store] for one in plan.plan.drill if one.store in outcomes]
-        found = Found(
+        return Found(
             drilled=tuple(outcome for _, outcome in in_order if isinstance(outcome, Drilled)),
             failed={one.store: outcome for one, outcome in in_order if isinstance(outcome, StatekeeperError)},
         )
-        if plan.mode is not Mode.OBSERVE:
-            there = {one.store for one in plan.gathered.stores}
-            drills.add(work.storage, _as_drills(found, run.clock.now_seconds()), there)
-        return found
 
     def _with_spark(
-        self, work: Work[Ended], plan: PlannedRestores, outcomes: dict[StorePath, Ended]
+        self, work: Work[Ended], plan: PlannedRestores, outcomes: dict[StorePath, Ended], record: _Record
     ) -> dict[StorePath, Ended]:
-        """Add the comparisons with Spark's reader, and tell the results."""
+        """Add the comparisons with Spark's reader, and tell these results again."""
         restored = [one for _, one in outcomes.values() if isinstance(one, Drilled) and one.digest]
         batch = plan.plan.batch
         structure = Structure.V1 if batch is None else catalog.structure_at(work.storage, batch)
@@ -204,8 +213,9 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         for store, (action, outcome) in outcomes.items():
             if isinstance(outcome, Drilled) and store in by_spark:
                 outcome = replace(outcome, comparisons=(*outcome.comparisons, by_spark[store]))
+                record.add(outcome)
+                work.tell((action, outcome))
             found[store] = (action, outcome)
-            work.tell(found[store])
         return found
 
     def report(self, prepared: Prepared[PlannedRestores, Ended, Found]) -> Report:
@@ -264,6 +274,11 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         )
 
 
+def _workers(planned: PlannedRestores, run: Run) -> int:
+    """The number of stores that are restored at the same time."""
+    return max(1, min(run.workers, len(planned.plan.drill)))
+
+
 def _verdict(plan: DrillPlan, made: Found) -> str:
     """Answer in one sentence whether the stores restore."""
     same, lost, of = len(made.of(Verdict.SAME)), len(made.of(Verdict.LOST)), len(plan.drill)
@@ -309,14 +324,20 @@ def _coverage(plan: DrillPlan) -> tuple[str, ...]:
 def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str]:
     predicted = sum(one.action.facts.predicted_seconds for one in made.drilled if one.digest)
     yield f"restore: predicted {predicted:,.2f} s, measured {made.seconds:,.2f} s, one store after another"
+    if (workers := _workers(planned, run)) > 1:
+        yield (
+            f"{workers:,} stores were restored at the same time, which makes each of them slower: predictions do not use "
+            "these seconds. To measure, run drill with --workers 1"
+        )
     for one in list(made.findings)[:_MOST_FINDINGS]:
         yield f"{one.action.store}: {one.explained}. {_next_step(one)}"
     yield from (f"{store}: not examined: {error}" for store, error in list(made.failed.items())[:_MOST_FINDINGS])
     unknown = made.of(Verdict.NOT_COMPARED)
     if unknown and planned.mode is not Mode.OBSERVE:
         yield (
-            f"the rows of {counted(len(unknown), 'store')} are on record now: the next drill compares with them. To "
-            "compare now, run: statekeeper drill ROOT --against-spark"
+            f"the rows of {counted(len(unknown), 'store')} are on record now: the next drill finds a change of them, but "
+            "without a change they are not proved. For a second load, take a snapshot later: statekeeper "
+            "snapshot ROOT --all. To compare now, run: statekeeper drill ROOT --against-spark"
         )
     if planned.mode is Mode.OBSERVE:
         yield (
@@ -331,13 +352,31 @@ def _next_step(one: Drilled) -> str:
     if one.verdict is not Verdict.DIFFERS:
         return "To list the damaged files and the next step, run: statekeeper audit ROOT --deep"
     wrong = next(comparison for comparison in one.comparisons if comparison.is_equal is False)
-    before = one.base.version - 2
-    if wrong.against is Against.REPLAY and before >= 0:
-        return (
-            f"Keep the older files: do not run gc. To continue without this snapshot, stop the query and go back to batch "
-            f"{before:,}: statekeeper rewind ROOT --to-batch {before}"
-        )
-    return "Keep the older files: do not run gc. To verify all files, run: statekeeper audit ROOT --deep"
+    if wrong.against is not Against.REPLAY:
+        return "Keep the older files: do not run gc. To verify all files, run: statekeeper audit ROOT --deep"
+    newest, before = one.base.version - 1, one.base.version - 2
+    show = _dump(one, wrong, one.action.version.version - 1)
+    return " ".join(
+        [
+            f"Either side may be wrong: the snapshot of batch {newest:,}, which a restart uses, or the older base or a "
+            "changelog up to that batch. Keep the older files: do not run gc.",
+            f"First compare what a restart gets for the key with the source of the data: {show}.",
+            f"If that is wrong, stop the query and go back to batch {before:,}, before this snapshot: statekeeper rewind "
+            f"ROOT --to-batch {before}."
+            if before >= 0
+            else "If that is wrong, no batch is before this snapshot: restore the snapshot from a backup.",
+            f"If it is right, do not go back to a batch before {newest:,}: the older files are wrong. Take a snapshot, "
+            "with which later drills compare: statekeeper snapshot ROOT --all",
+        ]
+    )
+
+
+def _dump(one: Drilled, wrong: Comparison, batch: int) -> str:
+    """The command that shows the first row that differs, as a restart gets it."""
+    store = str(one.action.store).removeprefix(f"{names.STATE}/")
+    conditions = () if wrong.differences is None else wrong.differences.conditions
+    keys = [word for condition in conditions if condition.isprintable() for word in ("--key", condition)]
+    return f"statekeeper dump ROOT --batch {batch} {shlex.join(['--store', store, *keys])}"
 
 
 def _line(one: Drilled) -> DrilledStore:
@@ -358,22 +397,68 @@ def _without_keys(one: Drilled) -> str:
     comparisons = tuple(
         comparison
         if comparison.differences is None
-        else replace(comparison, differences=replace(comparison.differences, key=None))
+        else replace(comparison, differences=replace(comparison.differences, key=None, conditions=()))
         for comparison in one.comparisons
     )
     return replace(one, comparisons=comparisons).explained
 
 
-def _as_drills(found: Found, now_seconds: float) -> dict[StorePath, StoreDrill]:
-    """The record of each store. Rows that differ are not recorded: the next drill compares with the last right ones."""
-    return {
-        one.action.store: StoreDrill(
+class _Record:
+    """Records drills while stores are restored, so that an interrupted drill is not made again from its beginning."""
+
+    def __init__(self, *, run: Run, storage: Storage, plan: PlannedRestores) -> None:
+        self._run = run
+        self._storage = storage
+        self._plan = plan
+        self._new: dict[StorePath, StoreDrill] = {}
+        self._written: set[StorePath] = set()
+        self._written_at = run.clock.monotonic_seconds()
+
+    def add(self, outcome: Drilled | StatekeeperError) -> None:
+        """Add a result. Rows with a finding are not recorded: the next drill compares with the last right ones. Raises
+        `StorageError`."""
+        if isinstance(outcome, StatekeeperError):
+            return
+        store = outcome.action.store
+        if not outcome.verdict.is_finding:
+            self._new[store] = self._as_drill(outcome)
+        elif store in self._written:
+            # Spark's rows differ: the drill before counts again. Without one, these rows are not proved.
+            made = structs.replace(self._as_drill(outcome), is_proved=False)
+            self._new[store] = self._plan.gathered.last.get(store, made)
+        if self._run.clock.monotonic_seconds() - self._written_at >= _RECORDED_SECONDS:
+            self._write()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Record all results at the end of the block, also after an error of it. Raises `StorageError`."""
+        try:
+            yield
+        except BaseException:
+            # Report the error of the block, not that of its record.
+            with suppress(StatekeeperError):
+                self._write()
+            raise
+        self._write()
+
+    def _write(self) -> None:
+        if self._plan.mode is Mode.OBSERVE or not self._new:
+            return
+        drills.add(self._storage, self._new, {one.store for one in self._plan.gathered.stores})
+        self._written |= self._new.keys()
+        self._new.clear()
+        self._written_at = self._run.clock.monotonic_seconds()
+
+    def _as_drill(self, one: Drilled) -> StoreDrill:
+        return StoreDrill(
             version=one.action.version.version,
             mark=one.action.version.mark,
             past=one.action.facts.past,
             digest=one.digest,
+            is_proved=one.is_proved,
             verdict=code(one.verdict),
-            drilled_at_seconds=now_seconds,
+            workers=_workers(self._plan, self._run),
+            drilled_at_seconds=self._run.clock.now_seconds(),
             has_base=one.base != EMPTY,
             base_seconds=round(one.base_seconds, 4),
             replay_seconds=round(one.replay_seconds, 4),
@@ -381,9 +466,6 @@ def _as_drills(found: Found, now_seconds: float) -> dict[StorePath, StoreDrill]:
             tail_bytes=one.action.facts.tail_bytes,
             changelogs=one.action.facts.changelogs,
         )
-        for one in found.drilled
-        if not one.verdict.is_finding
-    }
 
 
 def _record(plan: DrillPlan, made: Found | None, measured: Measured | None) -> Json:
@@ -433,6 +515,7 @@ def _as_object(one: Drilled) -> Json:
             {
                 "against": code(comparison.against),
                 "equal": comparison.is_equal,
+                "proves": comparison.is_decided,
                 "what": comparison.what or comparison.why,
             }
             for comparison in one.comparisons

@@ -174,7 +174,8 @@ def _runs(storage: Storage, listed: Iterable[Entry]) -> Iterable[RunOverview]:
             lines = history.read(storage, path)
         except CorruptFile:
             lines = []
-        drilled = [line for line in lines if isinstance(line, DrilledStore)]
+        # The comparison with Spark's reader gives a store a second line.
+        drilled = list({line.store: line for line in lines if isinstance(line, DrilledStore)}.values())
         yield RunOverview(
             started_seconds=started,
             verb=verb,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import (
     DAMAGES,
     CorruptFile,
@@ -20,7 +23,7 @@ from statekeeper.statestore.base.workers import in_pool
 from statekeeper.statestore.contents.differences import Change
 from statekeeper.statestore.contents.differences import Differences as RowDifferences
 from statekeeper.statestore.contents.rows import Contents, OpenStore, layout_or_bytes
-from statekeeper.statestore.format.names import EMPTY
+from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.upkeep.drill.model import (
     Against,
@@ -70,7 +73,7 @@ def drill_all(
     again: Callable[[StoreFacts], StoreFacts | None] = lambda facts: None,
     is_shown: bool = False,
 ) -> None:
-    """Restore stores, `workers` at a time. A worker has at most two versions of a store on disk.
+    """Restore stores, `workers` at a time. A worker has at most two loads of a store on disk, each with its changelogs.
 
     `contents`: decodes the first key that differs; `again`: looks at a store again whose load failed; `is_shown`: digest
     also the decoded rows. A failure does not stop the others; see `in_pool` for interruptions and the calls of `ended`.
@@ -126,7 +129,8 @@ class _Drill:
                 except LocalStateDamaged as error:
                     return Drilled(action=self.action, problem=error.what)
                 shown = self._shown(restored) if self.is_shown else ""
-                comparisons = tuple(self._comparisons(restored, digest, folder))
+                problem = "; ".join(dict.fromkeys(report.skipped_snapshots))
+                comparisons = self._compared(restored, digest, folder, is_finding=bool(problem))
             base_seconds = min(seconds, report.base_milliseconds / 1000)
             return Drilled(
                 action=self.action,
@@ -136,7 +140,7 @@ class _Drill:
                 base_seconds=base_seconds,
                 replay_seconds=seconds - base_seconds,
                 comparisons=comparisons,
-                problem="; ".join(dict.fromkeys(report.skipped_snapshots)),
+                problem=problem,
                 shown=shown,
             )
 
@@ -146,13 +150,30 @@ class _Drill:
         store, clock = self.action.store, self.machine.clock
         return Loader(store, self.storage, cache, self.limits, clock=clock, lock_timeout_seconds=0, conf=self.conf)
 
-    def _comparisons(self, restored: Restored, digest: str, folder: Path) -> Iterator[Comparison]:
+    def _compared(self, restored: Restored, digest: str, folder: Path, *, is_finding: bool) -> tuple[Comparison, ...]:
+        """Make the comparisons that are possible. `is_finding`: the load itself is a finding.
+
+        An error of the storage or of the disk in a later one must not hide a finding. Raises it without a finding.
+        """
         base = restored.report.base_version or EMPTY
+        steps: dict[Against, Callable[[Path], Comparison]] = {}
         if self.action.facts.older is not None and base != EMPTY:
-            yield self._with_replay(restored, digest, base.version, folder / "older")
-            shutil.rmtree(folder / "older", ignore_errors=True)
+            steps[Against.REPLAY] = lambda place: self._with_replay(restored, digest, base.version, place)
         if self.action.last is not None:
-            yield self._with_last_drill(digest, folder / "last")
+            steps[Against.LAST_DRILL] = lambda place: self._with_last_drill(restored, digest, place)
+        found: list[Comparison] = []
+        for against, step in steps.items():
+            place = folder / code(against)
+            try:
+                found.append(step(place))
+            except StatekeeperError as error:
+                if not is_finding:
+                    raise
+                found.append(Comparison(against=against, what="", is_equal=None, why=str(error)))
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+            is_finding = is_finding or found[-1].is_equal is False
+        return tuple(found)
 
     def _with_replay(self, restored: Restored, digest: str, base: int, folder: Path) -> Comparison:
         """Compare with a load that does not use the newest snapshot. It finds a snapshot with wrong rows."""
@@ -170,21 +191,38 @@ class _Drill:
         what = f"the replay of {other.report.replayed_changelogs:,} changelogs since {since}"
         return Comparison(against=Against.REPLAY, what=what, is_equal=is_equal, differences=found)
 
-    def _with_last_drill(self, digest: str, folder: Path) -> Comparison:
-        """Compare with the rows of the last drill: of this version, or of an earlier one, which is restored again."""
+    def _with_last_drill(self, restored: Restored, digest: str, folder: Path) -> Comparison:
+        """Compare with the rows of the last drill: of this version, or of an earlier one, which is restored again.
+
+        Equality proves the present rows only if the last drill proved its own. Those of an earlier version must also be a
+        step of the present load: from the same base, with only changelogs since.
+        """
         last = self.action.last
         assert last is not None
         version = version_of(last, self.action.facts)
         what = f"the last drill, of {version.in_words}"
+        why = "" if last.is_proved else f"unchanged since {what}, which proved no rows either"
         if version == self.action.version:
-            return Comparison(against=Against.LAST_DRILL, what=what, is_equal=last.digest == digest)
-        try:
-            with self._loader(folder).restore(version, folder / "database").database as database:
-                is_equal = database.digest() == last.digest
-        except _UNRESTORABLE as error:
-            why = f"{version.in_words} of the last drill does not load any more: {error.what}"
-            return Comparison(against=Against.LAST_DRILL, what="", is_equal=None, why=why)
-        return Comparison(against=Against.LAST_DRILL, what=what, is_equal=is_equal)
+            is_equal = last.digest == digest
+        else:
+            try:
+                earlier = self._loader(folder).restore(version, folder / "database")
+                with earlier.database as database:
+                    is_equal = database.digest() == last.digest
+            except _UNRESTORABLE as error:
+                why = f"{version.in_words} of the last drill does not load any more: {error.what}"
+                return Comparison(against=Against.LAST_DRILL, what="", is_equal=None, why=why)
+            bases = {one.report.base_version or EMPTY for one in (restored, earlier)}
+            if not why and (len(bases) > 1 or not self._passes_through(version)):
+                why = f"{version.in_words} is unchanged since the last drill, and the present load does not continue it"
+        return Comparison(
+            against=Against.LAST_DRILL, what=what, is_equal=is_equal, why=why if is_equal else "", proves=not why
+        )
+
+    def _passes_through(self, version: VersionId) -> bool:
+        """Whether the present load has this version as its base or after one of its changelogs."""
+        load = self.action.facts.load
+        return load is not None and any(one.is_same(version) for one in (load.base, *load.replay))
 
     def _shown(self, restored: Restored) -> str | StatekeeperError:
         """Digest the decoded rows, or return why they cannot be compared with Spark's."""
@@ -213,16 +251,26 @@ class _Drill:
             both = [self._opened(self.contents, one) for one in (other, restored)]
             found = RowDifferences(before=both[0], after=both[1], decoded_rows=decoded_rows)
             try:
-                keys = [str(one.key) for one in found]
+                keys = [one.key for one in found]
             except StatekeeperError:
                 continue  # the schema does not decode the rows: count them
             return Differences(
                 found.counts[Change.REMOVED],
                 found.counts[Change.ADDED],
                 found.counts[Change.CHANGED],
-                key=next(iter(keys), None),
+                key=str(keys[0]) if keys else None,
+                conditions=tuple(_conditions(keys[0])) if keys else (),
             )
         return None
+
+
+def _conditions(key: Mapping[str, Any]) -> Iterator[str]:
+    """Conditions of `dump --key` that select the key; none for columns that are no scalars."""
+    for name, value in key.items():
+        if isinstance(value, Mapping):
+            yield from _conditions(value)
+        elif isinstance(value, str | bool | int | float) or value is None:
+            yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _rows_in(digest: str) -> int:

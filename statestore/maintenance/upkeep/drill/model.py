@@ -148,14 +148,17 @@ class DrillPlan:
 
 @dataclass(frozen=True)
 class Differences:
-    """Rows that differ from those of the comparison: missing, additional, and with another value. `key`: the first such
-    key, decoded; None if the schema does not decode it."""
+    """Rows that differ from those of the comparison: missing, additional, and with another value.
+
+    `key`: the first such key, decoded; None if the schema does not decode it. `conditions`: those of `dump --key` for it.
+    """
 
     missing: int = 0
     added: int = 0
     changed: int = 0
     _: KW_ONLY
     key: str | None = None
+    conditions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         counts = {"missing": self.missing, "additional": self.added, "with another value": self.changed}
@@ -166,13 +169,25 @@ class Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One comparison. `what`: with which version or batch; `is_equal`: None if it was not possible, because of `why`."""
+    """One comparison.
+
+    what      with which version or batch
+    is_equal  None if it was not possible, because of `why`
+    proves    whether equality proves the present rows; False if the other rows were never proved themselves, or are of
+              another version, because of `why`. A difference is a finding either way
+    """
 
     against: Against
     what: str
     is_equal: bool | None
     why: str = ""
+    proves: bool = True
     differences: Differences | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it says something about the present rows."""
+        return self.is_equal is False or (self.is_equal is True and self.proves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +229,13 @@ class Drilled:
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
-        """The comparisons that were possible."""
-        return tuple(one for one in self.comparisons if one.is_equal is not None)
+        """The comparisons that say something about the present rows."""
+        return tuple(one for one in self.comparisons if one.is_decided)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether a comparison proved its rows: a later drill of the same rows is then worth as much."""
+        return bool(self.compared) and all(one.is_equal for one in self.compared)
 
     @property
     def explained(self) -> str:
@@ -230,7 +250,14 @@ class Drilled:
             return f"{self.verdict.value} ({self.problem})"
         if self.compared:
             return f"equal to {' and to '.join(one.what for one in self.compared)}"
-        return f"not compared: {'; '.join(one.why for one in self.comparisons) or self.action.not_compared}"
+        if not self.comparisons:
+            return f"not compared: {self.action.not_compared}"
+        reasons = [*([self.action.facts.no_older] if self.action.facts.older is None else []), *self._undecided]
+        return f"not compared: {'; '.join(filter(None, reasons))}"
+
+    @property
+    def _undecided(self) -> tuple[str, ...]:
+        return tuple(one.why for one in self.comparisons if not one.is_decided)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, mirrors, planted
 from tests.support.checkpoints import Checkpoint
 from tests.support.drills import by_store, drilled, planned
+from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.maintainers import MAINTAINER
 from tests.support.switching import switch, take_snapshots
 from tests.support.unpacked import unpacked
@@ -53,7 +54,9 @@ def fixture_of(name: str, folder: Path) -> Path:
         for some in [any(name in path.name for name in IN_CI)]
     ],
 )
-def test_each_store_that_spark_wrote_restores_and_the_second_drill_is_green(archive: Path, tmp_path: Path) -> None:
+def test_each_store_that_spark_wrote_restores_and_the_second_drill_has_the_same_rows(
+    archive: Path, tmp_path: Path
+) -> None:
     storage = open_storage(str(unpacked(archive, tmp_path / "query")))
     first = drilled(storage, tmp_path / "scratch", sample=100)
     heads = catalog.heads(storage)
@@ -61,7 +64,14 @@ def test_each_store_that_spark_wrote_restores_and_the_second_drill_is_green(arch
     assert by_store(first).keys() == heads.heads.keys()
     assert (first.findings, first.failed) == ([], {})
     assert all(one.digest and one.seconds > 0 for one in first.drilled)
-    assert drilled(storage, tmp_path / "scratch", sample=100).is_green
+    second = drilled(storage, tmp_path / "scratch", sample=100)
+    assert (second.findings, second.failed) == ([], {})
+    for one in second.drilled:
+        [last] = [comparison for comparison in one.comparisons if comparison.against is Against.LAST_DRILL]
+        assert last.is_equal
+        # A store without another load is compared with nothing, and equal rows of an unproved drill prove nothing.
+        was_proved = by_store(first)[one.action.store].is_proved
+        assert one.verdict is (Verdict.SAME if was_proved else Verdict.NOT_COMPARED)
 
 
 def grown(storage: Storage, folder: Path, structure: Structure) -> Checkpoint:
@@ -186,7 +196,10 @@ def test_an_edit_is_no_difference(kind: str, tmp_path: Path) -> None:
     after = drilled(storage, tmp_path / "scratch", sample=100)
     assert (after.findings, after.failed) == ([], {})
     assert Verdict.NOT_COMPARED in {one.verdict for one in after.drilled}
-    assert drilled(storage, tmp_path / "scratch", sample=100).is_green
+    again = by_store(drilled(storage, tmp_path / "scratch", sample=100))
+    assert {one.digest for one in again.values()} == {one.digest for one in after.drilled}
+    for one in after.drilled:
+        assert again[one.action.store].verdict is one.verdict, "equal rows of a drill that proved none prove none"
 
 
 @pytest.mark.parametrize("runs_again", [True, False])
@@ -249,7 +262,85 @@ def test_a_store_whose_rows_cannot_be_compared_is_not_green(tmp_path: Path) -> N
     assert {one.verdict for one in found.drilled} == {Verdict.NOT_COMPARED}
     assert not found.is_green
     assert all("no changelog of that batch" in one.explained for one in found.drilled)
-    assert drilled(made.storage, tmp_path / "scratch").is_green, "the second one has the rows of the first"
+    second = drilled(made.storage, tmp_path / "scratch")
+    assert {one.verdict for one in second.drilled} == {Verdict.NOT_COMPARED}, "the rows of the first are not proved"
+    assert all("unchanged since the last drill, of batch 1" in one.explained for one in second.drilled)
+    # As soon as another load is there, the rows are proved; then equal rows of the last drill prove as much.
+    made.grow(1)
+    take_snapshots(made.storage, tmp_path / "scratch")
+    assert drilled(made.storage, tmp_path / "scratch").is_green
+    gone = [store.snapshot(version) for store, version in zip(made.stores, made.versions[2], strict=True)]
+    made.storage.delete(gone)
+    last = drilled(made.storage, tmp_path / "scratch")
+    assert {one.explained for one in last.drilled} == {"equal to the last drill, of batch 2"}
+    assert last.is_green
+
+
+def test_an_earlier_version_that_is_unchanged_proves_nothing_about_a_newer_snapshot(tmp_path: Path) -> None:
+    made = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "hosts")
+    made.grow(2)
+    take_snapshots(made.storage, tmp_path / "scratch")
+    assert drilled(made.storage, tmp_path / "scratch").is_green
+    made.grow(1)
+    continued = drilled(made.storage, tmp_path / "scratch", mode=Mode.OBSERVE)
+    assert continued.is_green
+    for store, *versions in zip(made.stores, *made.versions[1:3], strict=True):
+        made.storage.delete([store.changelog(version) for version in versions])
+    only_last = drilled(made.storage, tmp_path / "scratch", mode=Mode.OBSERVE)
+    assert {one.explained for one in only_last.drilled} == {"equal to the last drill, of batch 1"}
+    assert only_last.is_green, "the same snapshot, and a changelog since"
+    take_snapshots(made.storage, tmp_path / "scratch")
+    store, version = made.stores[0], made.versions[3][0]
+    for one, newest in zip(made.stores, made.versions[3], strict=True):
+        made.storage.delete([one.changelog(newest)])
+    planted.in_snapshot(made.storage, store, version, lambda rows: {**rows, b"k": b"v"}, tmp_path)
+    found = drilled(made.storage, tmp_path / "scratch", mode=Mode.OBSERVE)
+    assert {one.verdict for one in found.drilled} == {Verdict.NOT_COMPARED}, "the present snapshot was not compared"
+    assert all("batch 1 is unchanged since the last drill" in one.explained for one in found.drilled)
+
+
+class NoThirdRead(FaultyStorage):
+    """Its reads of a file fail from the third one on, as those of a store that is down."""
+
+    path = ""
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        reads = sum(one.path == self.path for one in self.trace)
+        return Fault.LOST_REPLY if request.path == self.path and reads > 2 else None
+
+
+def test_an_error_of_a_later_comparison_hides_no_difference(root: Checkpoint, tmp_path: Path) -> None:
+    assert drilled(root.storage, tmp_path / "scratch").is_green
+    store, path = root.stores[0], root.stores[0].changelog(root.versions[5][0])
+    root.grow(1)
+    storage = NoThirdRead(root.storage)
+    storage.path = path  # both loads and that of the last drill's version replay it
+    failed = drilled(storage, tmp_path / "scratch", mode=Mode.OBSERVE, stores=("0/0",))
+    assert [one.what for one in failed.failed.values()] == ["timed out"], "without a difference, it was not examined"
+    planted.in_snapshot(root.storage, store, root.versions[4][0], lambda rows: {**rows, b"k": b"v"}, tmp_path)
+    storage = NoThirdRead(root.storage)
+    storage.path = path
+    found = drilled(storage, tmp_path / "scratch", mode=Mode.OBSERVE, stores=("0/0",))
+    assert [one.verdict for one in found.findings] == [Verdict.DIFFERS]
+    assert [one.is_equal for one in found.drilled[0].comparisons] == [False, None]
+
+
+def test_an_interrupted_drill_records_the_stores_that_it_restored(root: Checkpoint, tmp_path: Path) -> None:
+    def interrupt(step: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perform(planned(root.storage, tmp_path / "scratch"), interrupt)
+    [store] = drills.read(root.storage)
+    [other] = [one.store for one in planned(root.storage, tmp_path / "scratch", sample=1).plan.plan.drill]
+    assert other != store, "the next drill continues with the others"
+
+
+def test_a_forged_record_names_no_other_path(root: Checkpoint, tmp_path: Path) -> None:
+    assert drilled(root.storage, tmp_path / "scratch").is_green
+    forged = root.storage.read(names.DRILLS).replace(b'"mark":"', b'"mark":"../../')
+    root.storage.replace(names.DRILLS, forged)
+    assert drills.read(root.storage) == {}
 
 
 def test_a_store_whose_files_are_deleted_meanwhile_is_restored_at_the_new_head(tmp_path: Path) -> None:
