@@ -70,7 +70,9 @@ def test_rows_that_were_not_compared_are_a_warning(
     check = checks(run(definitions, instance))["newest_snapshot_restores"]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "not compared" in (check.description or "")
-    assert checks(run(definitions, instance))["newest_snapshot_restores"].passed, "the second has the rows of the first"
+    second = checks(run(definitions, instance))["newest_snapshot_restores"]
+    assert (second.passed, second.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "unchanged since the last drill" in (second.description or "")
 
 
 def test_the_mirror_of_a_query_is_drilled_too(

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from statekeeper.statestore.maintenance.records import drills
 from statekeeper.statestore.maintenance.upkeep.drill import Against, Verdict
 from statekeeper.statestore.maintenance.verbs.config import Mode
+from statekeeper.statestore.maintenance.verbs.contract import perform
 from statekeeper.statestore.storage import open_storage
 from statekeeper.statestore.store.engine.rocks import Database
-from tests.support.drills import drilled
+from tests.support.drills import drilled, planned
 from tests.support.native import DEFAULT_PROVIDER, FORMAT, OPERATORS, NativeQuery
 from tests.support.switching import take_snapshots
 
@@ -42,6 +44,12 @@ def test_the_restored_rows_are_those_that_spark_shows(
         by_spark = [comparison for comparison in one.comparisons if comparison.against is Against.SPARK]
         assert [comparison.is_equal for comparison in by_spark] == [True], one.explained
     assert found.is_green
+    on_record: list[int] = []
+    made = planned(storage, tmp_path / "scratch", sample=100, against_spark=True)
+    perform(made, lambda step: on_record.append(len(drills.read(storage))))
+    stores = len(found.drilled)
+    assert on_record == [0] * stores + [stores] * stores, "the restores are on record before Spark starts"
+    assert all(one.is_proved for one in drills.read(storage).values())
     # A negative control: a store whose restore loses a row.
     real = Database.scan
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, RootHeld
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.contents.rows import contents_at, layout, opened
@@ -23,6 +25,7 @@ from statekeeper.statestore.maintenance.verbs.contract import perform
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, mirrors, planted
 from tests.support.checkpoints import Checkpoint
+from tests.support.clocks import SleeplessClock
 from tests.support.drills import by_store, drilled, planned
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.maintainers import MAINTAINER
@@ -334,6 +337,17 @@ def test_an_interrupted_drill_records_the_stores_that_it_restored(root: Checkpoi
     [store] = drills.read(root.storage)
     [other] = [one.store for one in planned(root.storage, tmp_path / "scratch", sample=1).plan.plan.drill]
     assert other != store, "the next drill continues with the others"
+
+
+def test_a_long_drill_records_its_results_each_minute(root: Checkpoint, tmp_path: Path) -> None:
+    clock, on_record = SleeplessClock(SystemClock().now_seconds()), list[int]()
+
+    def told(step: object) -> None:
+        on_record.append(len(drills.read(root.storage)))
+        clock.sleep(61)
+
+    perform(planned(root.storage, tmp_path / "scratch", by=replace(MAINTAINER, clock=clock)), told)
+    assert on_record == [0, 2]
 
 
 def test_a_forged_record_names_no_other_path(root: Checkpoint, tmp_path: Path) -> None:
