@@ -90,7 +90,7 @@ def test_the_page_of_one_process_leads_to_a_service_with_metrics(
         machine.environment[variable] = f"http://127.0.0.1:{free_port()}/?a=b&c=d"
     machine.write("/etc/statekeeper/payments.toml", page.file("/etc/statekeeper/payments.toml"))
     tried = machine.run(page.command("maintain --all --dry-run"), exit_code=3)
-    shown = next(block for block in page.blocks if "longest tail" in block)
+    shown = next(block for block in page.blocks if "The longest tail" in block)
     (said,) = re.findall(r"^WARN: orders: .*$", machine.place(shown), re.MULTILINE)
     assert said in " ".join(tried.split("\n")), "the page shows what the command prints"
     (header,) = re.findall(r"^┃ root .*$", shown, re.MULTILINE)

@@ -137,7 +137,7 @@ def test_checksums_are_deleted_after_their_files_and_names_that_stop_spark_are_r
     assert order.index(f"{gone}.crc") == order.index(gone) + 1
     assert rules(plan)[f"{store.folder}/foo.zip"] is Rule.UNKNOWN
     refused, finding = plan.findings
-    assert finding.startswith(f"{store.folder}/foo.zip: Spark reads the name as a version and fails")
+    assert finding.startswith(f"{store.folder}/foo.zip: Spark reads the name as a version number and fails")
     assert refused.startswith(
         f"{kept}.crc: has a missing or invalid field; Spark rejects the snapshot, and it cannot be a base"
     )
