@@ -151,5 +151,5 @@ def test_repair_without_work_names_the_verb_that_helps(tmp_path: Path) -> None:
     six_changelogs(tmp_path)
     told = run("repair", tmp_path / "root of orders").output
     command = told.strip().partition("run: ")[2]
-    assert command == f"statekeeper audit '{tmp_path / 'root of orders'}'"
+    assert command == f"statekeeper audit '{tmp_path / 'root of orders'}' --deep"
     assert paste(command).exit_code == 0

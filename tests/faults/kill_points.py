@@ -45,8 +45,8 @@ _SHARES = {
     Point.ONE_SINK: 2,
 }
 _USUAL_SHARE = 3
-SHORT = (Point.SINK_WRITTEN, Point.COMMITTED, Point.JVM)
-"""The points of the short test: where a loss or a doubling would be seen at once, and where the driver lives on."""
+SHORT = (Point.SINK_WRITTEN, Point.COMMITTED)
+"""The points of the short test: where a loss or a doubling would be seen at once."""
 
 _BY_RESTART = {
     Point.ONE_SINK: (Outcome.TAKEN_FROM_SINK,),

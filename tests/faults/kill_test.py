@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument("--maintained", action="store_true", help="with maintenance beside the job, killed as well")
     parser.add_argument("--plot", type=Path, help="with --maintained: draw the bytes on disk into this file")
     parser.add_argument("--log", type=LogLayout, default=LogLayout.STORES, help="objects of the changelogs")
-    parser.add_argument("--small", action="store_true", help="three kills over a few batches")
+    parser.add_argument("--small", action="store_true", help="two kills over a few batches")
     parser.add_argument("--point", type=Point, help="all kills at this point, over a few batches")
     chosen = parser.parse_args()
     assert isinstance(sys.stdout, TextIOWrapper)

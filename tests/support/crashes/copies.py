@@ -292,7 +292,7 @@ class Publishing(Copying):
     """A run that applies changelogs to a table of state, and merges its small files."""
 
     verb: AnyVerb = Publish
-    fewest, every = 40, 1
+    fewest, every = 40, 4
 
     def make_base(self) -> None:
         folder = self.place.base_folder()
