@@ -393,7 +393,7 @@ def _line(one: Drilled) -> DrilledStore:
 
 
 def _without_keys(one: Drilled) -> str:
-    """The result in words without values of the state."""
+    """A sentence about the result that shows no key and no value of the state."""
     comparisons = tuple(
         comparison
         if comparison.differences is None

@@ -90,7 +90,7 @@ class Side:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Of a job root: its stores by name, as the options name them. Each is an operator of its own."""
+        """Name of a store -> its operator, for a job root. `--map` and `--default` use these names."""
         stores = () if self.binding is None else self.binding.stores
         return {store.name: number for number, store in enumerate(stores)}
 

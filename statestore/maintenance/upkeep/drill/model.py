@@ -239,7 +239,7 @@ class Drilled:
 
     @property
     def explained(self) -> str:
-        """The result in words: what was compared, what differs, or why nothing was compared."""
+        """A sentence about the result: what was compared, what differs, or why nothing was compared."""
         if self.verdict is Verdict.LOST:
             return f"{self.verdict.value}: {self.problem}"
         wrong = next((one for one in self.comparisons if one.is_equal is False), None)

@@ -94,7 +94,8 @@ def compare(
         try:
             by_spark = _digests(session, storage, operator, name, version, list(partitions))
         except Exception as error:  # noqa: BLE001 - Spark raises errors of many kinds, and each means: not compared
-            why = f"Spark's reader fails: {str(error).strip().splitlines()[0][:_LONGEST_REASON]}"
+            first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            why = f"Spark's reader fails: {first_line[:_LONGEST_REASON]}"
             found |= {store: _unknown(why) for store, _ in partitions.values()}
             continue
         what = f"Spark's reader at batch {version - 1:,}"
