@@ -60,8 +60,8 @@ IN_FOLDER = folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XX
 	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && TMPDIR="$$folder"
 # A useful set in less than five minutes; SET=all is what CI runs, and tests in ARGS are a set of their own.
 SET ?= quick
-QUICK := tests/base tests/checkpoint tests/contents tests/format tests/root tests/store tests/storage tests/cli \
-	tests/maintenance/verbs tests/maintenance/upkeep tests/pipelines/operator tests/pipelines/jobs/test_readme.py \
+QUICK := tests/base tests/checkpoint tests/contents tests/format tests/root tests/cli \
+	tests/maintenance/verbs tests/maintenance/upkeep/audit tests/maintenance/upkeep/retention tests/pipelines/operator tests/pipelines/jobs/test_readme.py \
 	tests/interop/test_spark_loads_our_snapshots.py
 CHOSEN = $(if $(or $(filter-out quick,$(SET)),$(filter tests/%,$(ARGS))),,$(QUICK))
 test: env .venv/.jars
