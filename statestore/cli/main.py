@@ -59,6 +59,9 @@ VERBS = (
         f"savepoint {_ROOT} s3://backup/orders --label before-upgrade",
     ),
     VerbEntry("publish", _MOVE, "Keep a Delta table equal to the state.", f"publish {_ROOT} s3://lake/open_orders"),
+    VerbEntry(
+        "history", _MOVE, "Keep tables of all runs, for SQL.", "history --all --to s3://lake/statekeeper-history"
+    ),
     VerbEntry("unpack", _MOVE, "Write batch logs as files that Spark can read.", f"unpack {_JOB_ROOT}"),
     VerbEntry("config", _SET_UP, "Show the policies and where they come from.", "config check"),
     VerbEntry("completion", _SET_UP, "Complete verbs, options and roots in your shell.", "completion bash"),
@@ -86,7 +89,8 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Act at once: maintain, snapshot, drill, clone, mirror, publish, savepoint, unpack, --undo, --abort and lease --break.
+    Act at once: maintain, snapshot, drill, clone, mirror, publish, history, savepoint, unpack, --undo, --abort and
+    lease --break.
     To only plan, add --dry-run.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.

@@ -37,7 +37,7 @@ def show_plan(output: Output, prepared: Prepared[Any, Any, Any]) -> None:
 def print_report(console: Console, report: Report, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
     """Print a plan with what blocks it or the command that executes it, or what was done."""
     if prepared.is_done or not prepared.verb.has_work(prepared.plan):
-        _print(console, report.made, report.done)
+        print_tables(console, report.made, report.done)
     else:
         _print_plan(console, report, prepared, *flags)
 
@@ -59,14 +59,15 @@ def tell_way_back(prepared: Prepared[Any, Any, Any]) -> None:
 
 
 def _print_plan(console: Console, report: Report, prepared: Prepared[Any, Any, Any], *flags: str) -> None:
-    _print(console, report.tables, report.lines)
+    print_tables(console, report.tables, report.lines)
     for refusal in prepared.refusals:
         console.print(Text.assemble(("blocked: ", "red"), str(refusal)), soft_wrap=True)
     if prepared.may_start:
         console.print(tables.plain(to_execute(*flags)), soft_wrap=True)
 
 
-def _print(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None:
+def print_tables(console: Console, shown: Iterable[Table], lines: Iterable[str]) -> None:
+    """Print tables, then lines."""
     for table in shown:
         _print_table(console, table)
     for line in lines:

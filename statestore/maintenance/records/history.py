@@ -17,7 +17,7 @@ from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format import json_records, names
-from statekeeper.statestore.format.json_records import Count, Record
+from statekeeper.statestore.format.json_records import Count, Record, UnixSeconds
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
 from statekeeper.statestore.format.untrusted import json_lines
 from statekeeper.statestore.storage import Entry, Storage, read_or_none
@@ -93,14 +93,33 @@ class FailedRun(_Line):
     code: str
 
 
+class EndedRun(_Line):
+    """The last line of an outcome of any verb: when the run ended, and its requests to the root after the plan was made.
+
+    A dead run has none, and neither has a run of an earlier release.
+    """
+
+    ended: UnixSeconds
+    seconds: Seconds = 0.0
+    writes: Count = 0
+    reads: Count = 0
+
+    def encode(self) -> Json:
+        """Encode the record as a JSON object. Times are rounded to milliseconds."""
+        return super().encode() | {"ended": round(self.ended, 3), "seconds": round(self.seconds, 3)}
+
+
 class RetentionHead(_Line):
-    """The first line of a retention plan. `head`, `floor`: versions; `reads`: stores whose base is read in full."""
+    """The first line of a retention plan. `head`, `floor`: versions; `reads`: stores whose base is read in full;
+    `stored_files`, `stored_bytes`: of all stores before the run, None for a record of an earlier release."""
 
     head: Count | None = None
     floor: Count | None = None
     findings: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     read_bytes: Count = 0
+    stored_files: Count | None = None
+    stored_bytes: Count | None = None
 
 
 class PlannedDeletion(_Line):
@@ -166,6 +185,7 @@ HistoryRecord: TypeAlias = (
     | TakenSnapshot
     | FailedSnapshot
     | FailedRun
+    | EndedRun
     | RetentionHead
     | PlannedDeletion
     | DeletedFiles
@@ -177,6 +197,8 @@ HistoryRecord: TypeAlias = (
 
 def decode(verb: str, part: str, line: Json) -> HistoryRecord:
     """Decode a line of a plan or an outcome (`part`) of a verb. Raises `ValueError` for any line that is no such record."""
+    if part == "outcome" and "ended" in line:
+        return EndedRun.decode(line)
     for key, decoder in _DECODERS.get((verb, part), {}).items():
         if key in line:
             return decoder(line)
@@ -259,8 +281,20 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Json], clock:
     body.
     """
     history = History.begin(storage, verb, run, clock)
+    before, started = storage.requests.snapshot(), clock.monotonic_seconds()
     history.plan(plan)
     done: list[Json] = []
+
+    def ended() -> Json:
+        made = storage.requests.since(before)
+        # The outcome itself is one more write.
+        return EndedRun(
+            ended=clock.now_seconds(),
+            seconds=clock.monotonic_seconds() - started,
+            writes=made.writes + 1,
+            reads=made.reads,
+        ).encode()
+
     try:
         yield done
     except BaseException as error:
@@ -270,13 +304,13 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Json], clock:
         )
         # Report the error of the body, not that of its record.
         with suppress(StatekeeperError):
-            history.outcome([*done, failed.encode()])
+            history.outcome([*done, failed.encode(), ended()])
         raise
-    history.outcome(done)
+    history.outcome([*done, ended()])
 
 
 def read(storage: Storage, path: str) -> list[HistoryRecord]:
-    """Read the records of one file; none if the file is missing. One request.
+    """Read the records of one file, without the end of the run; none if the file is missing. One request.
 
     A malformed line of an outcome is skipped. A malformed line of a plan raises an error, because a reader that misses a
     planned action would miss its effect. Raises `CorruptFile`, `StorageError`.
@@ -328,7 +362,9 @@ def _records(storage: Storage, path: str) -> Iterator[HistoryRecord]:
     verb, part = names.parse_history(path) or ("", "")
     for line in json_lines(read_or_none(storage, path) or b"", path):
         try:
-            yield decode(verb, part, line)
+            found = decode(verb, part, line)
+            if not isinstance(found, EndedRun):
+                yield found
         except ValueError as error:
             if part != "outcome":
                 raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error

@@ -87,14 +87,19 @@ def of_failed(action: TakeSnapshot, error: StatekeeperError) -> Record:
     return FailedSnapshot(store=action.store, code=error.code, error=str(error)).encode()
 
 
-def of_retention_plan(plan: RetentionPlan) -> list[Record]:
-    """Encode a retention plan: the head, then each file to delete, with its rule."""
+def of_retention_plan(
+    plan: RetentionPlan, *, stored_files: int | None = None, stored_bytes: int | None = None
+) -> list[Record]:
+    """Encode a retention plan: the head, then each file to delete, with its rule. `stored_files`, `stored_bytes`: of all
+    stores before the run."""
     head = RetentionHead(
         head=plan.head,
         floor=plan.floor,
         findings=plan.findings,
         reads=tuple(str(read.store) for read in plan.reads),
         read_bytes=plan.read_bytes,
+        stored_files=stored_files,
+        stored_bytes=stored_bytes,
     )
     deletions = (PlannedDeletion(path=verdict.path, rule=code(verdict.rule)) for verdict in plan.deletions)
     return [head.encode(), *(deletion.encode() for deletion in deletions)]

@@ -36,6 +36,13 @@
     per_1000_writes = 0.005
     per_1000_reads = 0.0004
 
+    [history]
+    url = "s3://lake/statekeeper"
+    keep = "400d"
+
+    [report]
+    url = "s3://lake/statekeeper-reports"
+
 A key of a query comes from the first of these tables that has it: the root; its parent; the last table in `[policies]`
 whose pattern matches the name of the query; `[defaults]`; the defaults of Statekeeper. All are of the same file. A relative
 path is relative to the file's folder. An unknown key is an error, so that a misspelt policy is not ignored.
@@ -50,6 +57,9 @@ The team of a root, `team = "payments"`, gets the notices of its problems throug
 all roots without a team. A channel is a value, or `env:NAME` for the environment variable that has it.
 
 The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
+
+`[history]` is the place of the tables with the history of all roots of the file, and `[report]` the folder of their
+reports. Both may have `storage` options of their own.
 
 A mistake in a table of a root or parent stops only that one. A mistake elsewhere stops the queries of its file, and no
 other file: see `Broken`. The bytes of the files are untrusted: a file of one team must not stop those of the others.
@@ -321,10 +331,27 @@ _TEXTS_OF_TABLE = ("store", "family")
 _FLAGS_OF_TABLE = ("before_images", "plain_files")
 
 
+HISTORY_KEEP_SECONDS = 400 * 86_400.0
+"""The default retention of the tables of history: a year, and a month to look at it."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the roots of a file leave what is about all of them; None for no place.
+
+    history       the tables of history, and how long they keep a row
+    report        the folder of the reports
+    """
+
+    history: StorageSpec | None = None
+    keep_seconds: float = HISTORY_KEEP_SECONDS
+    report: StorageSpec | None = None
+
+
 @dataclass(frozen=True)
 class Root:
     """A configured checkpoint. `mirror`: None if it has none. `file`, `layers`: the file and the tables that give its
-    policies. `prices`: of its requests. `state_tables`: with its state."""
+    policies. `prices`: of its requests. `state_tables`: with its state. `outputs`: of its file."""
 
     name: str
     spec: StorageSpec
@@ -335,6 +362,7 @@ class Root:
     layers: tuple[Layer, ...] = ()
     prices: Prices = field(default_factory=Prices)
     state_tables: tuple[StateTable, ...] = ()
+    outputs: Outputs = field(default_factory=Outputs)
 
 
 @dataclass(frozen=True)
@@ -372,6 +400,7 @@ class Parent:
     own: Layer | None = None
     prices: Prices = field(default_factory=Prices)
     state_tables: tuple[StateTable, ...] = ()
+    outputs: Outputs = field(default_factory=Outputs)
 
     @property
     def url(self) -> str:
@@ -393,7 +422,15 @@ class Parent:
         name = f"{self.name}.{folder}"
         spec = replace(self.spec, url=self._place(path))
         if self.tables is None:
-            return Root(name, spec, self.policies, mirror, prices=self.prices, state_tables=of_state)
+            return Root(
+                name,
+                spec,
+                self.policies,
+                mirror,
+                prices=self.prices,
+                state_tables=of_state,
+                outputs=self.outputs,
+            )
         layers = self.tables.layers(name, *([self.own] if self.own else []))
         policies = resolved(layers)
         spec = replace(spec, limits=policies.limits)
@@ -406,6 +443,7 @@ class Parent:
             layers=layers,
             prices=self.prices,
             state_tables=of_state,
+            outputs=self.outputs,
         )
 
     def child_at(self, url: str) -> Root | None:
@@ -477,7 +515,7 @@ class Configuration:
     """The parsed files; without a file, no roots and the default policies.
 
     defaults  of a root that is not configured
-    prices    of the requests of such a root
+    prices    of the requests of such a root; `outputs`: its places
     files     the policies for all queries of a file, by file
     broken    what is not used, by subject
     """
@@ -490,6 +528,7 @@ class Configuration:
     teams: Mapping[str, Channels] = field(default_factory=dict)
     files: Mapping[str, PolicyTables] = field(default_factory=dict)
     broken: Mapping[str, Broken] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
 
     def channels_of(self, team: str) -> Channels:
         """Return the channels of a team; those of the team `default` without a team of this name."""
@@ -534,7 +573,8 @@ class Configuration:
         for broken in self.broken.values():
             if broken.part is not Part.TEAM:
                 raise broken.error
-        return Root(name_or_url, StorageSpec(url, limits=self.defaults.limits), self.defaults, prices=self.prices)
+        spec = StorageSpec(url, limits=self.defaults.limits)
+        return Root(name_or_url, spec, self.defaults, prices=self.prices, outputs=self.outputs)
 
     def policies_of(self, subject: str) -> Policies:
         """Return the policies of a root, of a parent, of a folder of a parent, or of a part that is or was broken; else the
@@ -688,6 +728,7 @@ def load_all(path: Path) -> Configuration:
         teams=teams,
         files={file.path: file.tables for file in valid},
         broken={one.subject: one for one in broken},
+        outputs=only.outputs if only else Outputs(),
     )
 
 
@@ -744,6 +785,7 @@ class _File:
     teams: Mapping[str, Channels]
     prices: Prices
     broken: tuple[Broken, ...]
+    outputs: Outputs
 
     @property
     def owned(self) -> Policies:
@@ -828,7 +870,8 @@ class _Reader:
 
     def file(self, body: dict[str, Any]) -> _File:
         """Read a file. Raises `BadConfiguration` for an error outside of the tables of roots and parents."""
-        self.require_known(body, ("defaults", "policies", "roots", "parents", "teams", "prices"), "")
+        known = ("defaults", "policies", "roots", "parents", "teams", "prices", "history", "report")
+        self.require_known(body, known, "")
         patterns = self.table(body, "policies", "")
         for pattern in patterns:
             if not pattern or len(pattern) > _LONGEST_TEXT:
@@ -844,6 +887,7 @@ class _Reader:
         )
         teams = {name: self.channels(name, of_team) for name, of_team in self.named_tables(body, "teams")}
         prices = self.prices(self.table(body, "prices", ""))
+        outputs = self.outputs(body)
         roots: dict[str, Root] = {}
         parents: dict[str, Parent] = {}
         broken: list[Broken] = []
@@ -856,8 +900,14 @@ class _Reader:
                     owned = self._owned(of_name, tables, name)
                     broken.append(Broken(part=part, name=name, file=str(self._path), error=error, owned=owned))
 
-        attempt(Part.ROOT, lambda name, of: roots.update({name: self.root(name, of, tables, prices)}))
-        attempt(Part.PARENT, lambda name, of: parents.update({name: self.parent(name, of, tables, prices)}))
+        def root(name: str, of: dict[str, Any]) -> None:
+            roots[name] = replace(self.root(name, of, tables, prices), outputs=outputs)
+
+        def parent(name: str, of: dict[str, Any]) -> None:
+            parents[name] = replace(self.parent(name, of, tables, prices), outputs=outputs)
+
+        attempt(Part.ROOT, root)
+        attempt(Part.PARENT, parent)
         return _File(
             path=str(self._path),
             tables=tables,
@@ -866,6 +916,7 @@ class _Reader:
             teams=teams,
             prices=prices,
             broken=tuple(broken),
+            outputs=outputs,
         )
 
     def _owned(self, body: object, tables: PolicyTables, name: str) -> Policies:
@@ -916,6 +967,18 @@ class _Reader:
                     f"prices.{key}", f"is {_shown(value)}", "write the dollars of 1,000 requests, for example 0.005"
                 )
         return Prices(**{key: float(value) for key, value in body.items()})
+
+    def outputs(self, body: dict[str, Any]) -> Outputs:
+        """Return the places of the tables of history and of the reports."""
+        found: dict[str, Any] = {}
+        for name, others in (("history", ("keep",)), ("report", ())):
+            table = self.table(body, name, "")
+            self.require_known(table, ("url", "storage", *others), f"{name}.")
+            if table:
+                found[name] = self._spec(table, name, SizeLimits())
+            if "keep" in table:
+                found["keep_seconds"] = self._duration(table["keep"], f"{name}.keep")
+        return Outputs(**found)
 
     def root(self, name: str, body: dict[str, Any], tables: PolicyTables, prices: Prices) -> Root:
         where = f"roots.{name}"

@@ -122,7 +122,12 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
         return plan.needs_stopped
 
     def record(self, plan: PlannedRetention) -> list[Json]:
-        return as_json.of_retention_plan(plan.plan)
+        stores = plan.before.stores
+        return as_json.of_retention_plan(
+            plan.plan,
+            stored_files=sum(store.files for store in stores),
+            stored_bytes=sum(store.bytes for store in stores),
+        )
 
     def record_step(self, step: Deleted) -> Json:
         return as_json.of_deleted(step)

@@ -73,8 +73,14 @@ def _from_checkpoint(storage: Storage) -> DeltaTable | None:
     return None if data is None else delta_log.parse_checkpoint(data, version)
 
 
-def commit(storage: Storage, table: DeltaTable, actions: Sequence[Mapping[str, Any]]) -> DeltaTable:
-    """Commit the next version of a table. Raises `RefusedAsUnsafe` if another program has committed it meanwhile."""
+_ONE_WRITER = "a table of state has one writer: stop the other program, and run this command again"
+
+
+def commit(
+    storage: Storage, table: DeltaTable, actions: Sequence[Mapping[str, Any]], *, hint: str = _ONE_WRITER
+) -> DeltaTable:
+    """Commit the next version of a table. Raises `RefusedAsUnsafe` with the hint if another program has committed it
+    meanwhile."""
     path = delta_log.commit_path(table.version + 1)
     try:
         storage.create(path, delta_log.encode_commit(actions))
@@ -82,7 +88,7 @@ def commit(storage: Storage, table: DeltaTable, actions: Sequence[Mapping[str, A
         raise RefusedAsUnsafe(
             f"another program has committed version {table.version + 1} of the table; this commit was not written",
             path=f"{storage.url}/{path}",
-            hint="a table of state has one writer: stop the other program, and run this command again",
+            hint=hint,
         ) from error
     return table.after(actions, path)
 
@@ -244,7 +250,7 @@ class FilesWriter:
     """Writes rows to data files, or to files of the change data feed, one set of files for each value of the partition
     columns. `finish` returns them. At most `_GROUP_BYTES` of rows are in memory.
 
-    The rows have the columns of the table, and those of `extra`: the hashes, or the type of a change.
+    The rows have the columns of the table and, unless it `is_plain`, the hashes, or in a feed the type of the change.
     """
 
     def __init__(
@@ -257,13 +263,16 @@ class FilesWriter:
         clock: Clock,
         ids: Ids,
         is_feed: bool = False,
+        is_plain: bool = False,
     ) -> None:
         self.rows = 0
         self.files: list[DataFile] = []
         self._storage, self._folder, self._clock, self._ids = storage, folder, clock, ids
         self._partition_by = list(partition_by)
         self._is_feed = is_feed
-        extra = pa.schema([pa.field(_CHANGE_TYPE, pa.string())]) if is_feed else _IDENTITY
+        extra: Iterable[pa.Field] = [pa.field(_CHANGE_TYPE, pa.string())] if is_feed else _IDENTITY
+        if is_plain:
+            extra = ()
         self._stored = pa.schema([one for one in (*schema, *extra) if one.name not in self._partition_by])
         self._plain = [one.name for one in self._stored if one.name not in _IDENTITY.names]
         self._waiting: dict[tuple[str | None, ...], list[pa.RecordBatch]] = {}
