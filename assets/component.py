@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
-from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON
+from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, HISTORY_CRON, MIRROR_CRON, PUBLISH_CRON
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
@@ -219,6 +219,14 @@ class FleetComponent(dg.Component, dg.Resolvable):
     drill_cron: Annotated[
         str, _described("When a sample of the stores of each query is restored, as a cron expression.", DRILL_CRON)
     ] = DRILL_CRON
+    history_cron: Annotated[
+        str,
+        _described(
+            "When the history of all queries is added to its tables, as a cron expression; it needs `[history]` in "
+            "statekeeper.toml.",
+            HISTORY_CRON,
+        ),
+    ] = HISTORY_CRON
     rewrites: Annotated[
         bool, _described("Whether the fleet has the assets and jobs that rewrite the state of a stopped query.")
     ] = True
@@ -256,6 +264,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             mirror_cron=self.mirror_cron,
             publish_cron=self.publish_cron,
             drill_cron=self.drill_cron,
+            history_cron=self.history_cron,
             alerts=self.alerts,
             automation=self.automation,
             rewrites=self.rewrites,

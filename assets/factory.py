@@ -15,6 +15,7 @@ import dagster as dg
 from statekeeper.assets.clone import clone
 from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.history import PRUNE_HISTORY, prune_history
+from statekeeper.assets.history_table import history_table
 from statekeeper.assets.host import warn_of_missing_settings
 from statekeeper.assets.jobs import jobs
 from statekeeper.assets.maintenance import maintenance
@@ -23,7 +24,14 @@ from statekeeper.assets.names import Names, OwnRuns, Translate
 from statekeeper.assets.restore_drill import restore_drill
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
-from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, MIRROR_CRON, PUBLISH_CRON, schedules
+from statekeeper.assets.schedules import (
+    DRILL_CRON,
+    HEALTH_CRON,
+    HISTORY_CRON,
+    MIRROR_CRON,
+    PUBLISH_CRON,
+    schedules,
+)
 from statekeeper.assets.sensors import sensors
 from statekeeper.assets.sources import sources
 from statekeeper.assets.state_table import state_table
@@ -58,6 +66,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
         publish_cron=environment.get("STATEKEEPER_PUBLISH_CRON", PUBLISH_CRON),
         drill_cron=environment.get("STATEKEEPER_DRILL_CRON", DRILL_CRON),
+        history_cron=environment.get("STATEKEEPER_HISTORY_CRON", HISTORY_CRON),
     )
 
 
@@ -82,6 +91,7 @@ def build_definitions(
     mirror_cron: str = MIRROR_CRON,
     publish_cron: str = PUBLISH_CRON,
     drill_cron: str = DRILL_CRON,
+    history_cron: str = HISTORY_CRON,
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
@@ -115,6 +125,7 @@ def build_definitions(
     mirror_cron      when the queries with a mirror are mirrored
     publish_cron     when the queries with tables of their state publish them
     drill_cron       when a sample of the stores of each query is restored
+    history_cron     when the history of all queries is added to its tables
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
@@ -157,6 +168,7 @@ def build_definitions(
         mirror_cron=mirror_cron,
         publish_cron=publish_cron,
         drill_cron=drill_cron,
+        history_cron=history_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=rewrites,
         with_automation=automation is not False,
@@ -196,6 +208,7 @@ def _definitions(
     mirror_cron: str,
     publish_cron: str,
     drill_cron: str,
+    history_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
     with_automation: bool = True,
@@ -206,13 +219,14 @@ def _definitions(
     mirrors = mirror(names, external)
     of_state = state_table(names, external)
     drills = restore_drill(names, external)
+    recorded = history_table(names, health)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
     assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, drills, health]
+    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, drills, health, recorded]
     of_assets = jobs(
         names,
         maintenance=maintained,
@@ -220,6 +234,7 @@ def _definitions(
         state_table=of_state,
         restore_drill=drills,
         fleet_health=health,
+        history_table=recorded,
         by_hand=by_hand,
     )
     runs = OwnRuns(
@@ -238,6 +253,7 @@ def _definitions(
         mirror_cron=mirror_cron,
         publish_cron=publish_cron,
         drill_cron=drill_cron,
+        history_cron=history_cron,
     )
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(

@@ -28,13 +28,14 @@ class Jobs:
     publish_state: AssetJob
     drill_restore: AssetJob
     refresh_fleet_health: AssetJob
+    record_history: AssetJob
     by_hand: tuple[AssetJob, ...]
 
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
-        by_time = (self.mirror_checkpoint, self.publish_state, self.drill_restore, self.refresh_fleet_health)
-        return (*maintain, *self.by_hand, *by_time)
+        of_each = (self.mirror_checkpoint, self.publish_state, self.drill_restore)
+        return (*maintain, *self.by_hand, *of_each, self.refresh_fleet_health, self.record_history)
 
 
 def jobs(
@@ -45,6 +46,7 @@ def jobs(
     state_table: dg.AssetsDefinition,
     restore_drill: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
+    history_table: dg.AssetsDefinition,
     by_hand: Mapping[str, dg.AssetsDefinition],
 ) -> Jobs:
     """Make the jobs of a fleet. `by_hand`: the assets that only a person launches, by their names without the prefix of the
@@ -103,6 +105,13 @@ def jobs(
             fleet_health,
             tags=_FIFTEEN_MINUTES,
             description="Examines every query and writes nothing.",
+        ),
+        # Without a limit on its runtime: the first run reads all records.
+        record_history=job(
+            "record_history",
+            history_table,
+            description="Adds the runs of all queries to the tables of history. The schedule "
+            f"{names.of('daily_history')} launches it if statekeeper.toml has a table [history].",
         ),
         by_hand=tuple(launched(name, asset) for name, asset in by_hand.items()),
     )

@@ -25,6 +25,9 @@ PUBLISH_CRON = "*/5 * * * *"
 DRILL_CRON = "0 5 * * 0"
 """The default time at which a sample of the stores of each query is restored: Sunday at 05:00Z."""
 
+HISTORY_CRON = "20 4 * * *"
+"""The default time at which the history of all queries is added to its tables: each day at 04:20Z."""
+
 
 def schedules(
     runs: OwnRuns,
@@ -35,6 +38,7 @@ def schedules(
     mirror_cron: str,
     publish_cron: str,
     drill_cron: str,
+    history_cron: str,
 ) -> list[dg.ScheduleDefinition]:
     """Make the schedules of a fleet."""
     names = runs.names
@@ -115,6 +119,20 @@ def schedules(
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
     @dg.schedule(
+        name=names.of("daily_history"),
+        job=jobs.record_history,
+        cron_schedule=history_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Adds the runs of all queries to the tables of [history] in statekeeper.toml.",
+    )
+    def daily_history(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        configuration = names.fleet_in(context).configuration()
+        if not any(one.outputs.history for one in (*configuration.roots.values(), *configuration.parents.values())):
+            return dg.SkipReason("statekeeper.toml has no table [history]")
+        return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
+
+    @dg.schedule(
         name=names.of("weekly_prune"),
         job=prune_history,
         cron_schedule="40 4 * * 0",
@@ -125,7 +143,8 @@ def schedules(
     def weekly_prune() -> dg.RunRequest:
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-    return [nightly_sweep, mirror_queries, publish_queries, weekly_drill, hourly_fleet_health, weekly_prune]
+    of_each = [nightly_sweep, mirror_queries, publish_queries, weekly_drill]
+    return [*of_each, hourly_fleet_health, daily_history, weekly_prune]
 
 
 def _of_each(

@@ -89,9 +89,8 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
-    Act at once: maintain, snapshot, drill, clone, mirror, publish, history, savepoint, unpack, --undo, --abort and
-    lease --break.
-    To only plan, add --dry-run.
+    Act at once: maintain, snapshot, drill, clone, mirror, publish, history, savepoint, unpack, lease --break, --undo and
+    --abort. Add --dry-run to only plan.
 
     Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
 

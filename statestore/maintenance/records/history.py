@@ -121,6 +121,11 @@ class RetentionHead(_Line):
     stored_files: Count | None = None
     stored_bytes: Count | None = None
 
+    def encode(self) -> Json:
+        """Encode the record as a JSON object, without unknown sizes."""
+        sizes = ("stored_files", "stored_bytes")
+        return {name: one for name, one in super().encode().items() if name not in sizes or one is not None}
+
 
 class PlannedDeletion(_Line):
     """A file that retention is about to delete. `rule`: code of `retention.Rule`."""

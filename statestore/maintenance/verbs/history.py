@@ -123,7 +123,8 @@ class HistoryPlan:
 
     @property
     def has_work(self) -> bool:
-        return any(not one.is_nothing for one in self.additions.values())
+        is_new = any(one.table is None for one in self.facts.tables.values())
+        return is_new or any(not one.is_nothing for one in self.additions.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +334,11 @@ def report(planned: HistoryPlan, made: RecordedHistory | None) -> Report:
         "problems": dict(problems),
         "damaged": list(damaged),
     }
-    figures: dict[str, Figure] = {"roots": len(facts.sources), "runs": planned.count, "waiting": planned.waiting}
+    figures: dict[str, Figure] = {
+        "roots": len(facts.sources),
+        "runs": planned.count,
+        "runs_without_outcome": planned.waiting,
+    }
     if made is not None:
         record["seconds"] = round(made.seconds, 3)
         figures |= {f"{name}_rows": one.rows for name, one in made.written.items()}

@@ -14,6 +14,7 @@ from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.records import history
 from statekeeper.statestore.maintenance.records.history import (
     DeletedFiles,
+    EndedRun,
     FailedRun,
     FailedSnapshot,
     HistoryRecord,
@@ -23,6 +24,7 @@ from statekeeper.statestore.maintenance.records.history import (
     TakenSnapshot,
     decode,
 )
+from tests.support.clocks import SleeplessClock
 from tests.support.memory import MemoryStorage
 
 STORE = StorePath(0, 3)
@@ -47,6 +49,9 @@ RECORDS: list[tuple[str, str, HistoryRecord]] = [
     ("snapshot", "outcome", TAKEN),
     ("snapshot", "outcome", FailedSnapshot(store=STORE, code="corrupt_file", error="is damaged")),
     ("snapshot", "outcome", FailedRun(failed="interrupted", code="failed")),
+    ("snapshot", "outcome", EndedRun(ended=1_700_000_000.25, seconds=0.5, writes=3, reads=2)),
+    ("switch", "outcome", EndedRun(ended=1_700_000_000.25)),
+    ("gc", "plan", RetentionHead(head=9, stored_files=12, stored_bytes=3_000)),
     ("gc", "plan", RetentionHead(head=9, floor=None, findings=("one",), reads=(str(STORE),), read_bytes=4)),
     ("gc", "plan", PlannedDeletion(path=STORE.snapshot(VERSION), rule="superseded")),
     (
@@ -67,6 +72,20 @@ def test_a_record_is_read_back_as_it_was_written(verb: str, part: str, record: H
 def test_durations_are_rounded_to_milliseconds() -> None:
     encoded = structs.replace(TAKEN, seconds=1.23456, restore_seconds=0.0004).encode()
     assert (encoded["seconds"], encoded["restore_seconds"]) == (1.235, 0.0)
+
+
+def test_an_outcome_ends_with_the_time_and_the_requests_of_the_run_also_if_it_failed() -> None:
+    storage = MemoryStorage(lambda: 0.0)
+    with pytest.raises(CorruptFile), history.recorded(storage, "gc", RUN, [{"head": 9}], SleeplessClock(60.0)) as done:
+        done.append(DeletedFiles(outcome="done", files=1).encode())
+        storage.list("state")
+        raise CorruptFile("is damaged", path="state/0/3/7.zip")
+    [path] = [entry.path for entry in storage.list(names.HISTORY) if entry.path.endswith(".outcome.jsonl")]
+    *_, failed, ended = map(json.loads, storage.read(path).splitlines())
+    assert failed["code"] == "corrupt_file"
+    # Two records and a listing.
+    assert ended == {"ended": 60.0, "seconds": 0.0, "writes": 3, "reads": 0}
+    assert [type(one) for one in history.read(storage, path)] == [DeletedFiles, FailedRun]
 
 
 def test_a_planned_deletion_names_its_snapshot() -> None:

@@ -15,6 +15,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     MOST_FILE_BYTES,
     Configuration,
     Mode,
+    Outputs,
     Policies,
     Schedule,
     files_of,
@@ -125,6 +126,31 @@ def test_the_default_mode_is_full_for_own_roots_and_observe_for_native_checkpoin
     assert Policies(mode=Mode.FULL).mode_for(Origin.NATIVE) is Mode.FULL
 
 
+def test_the_roots_and_the_folders_of_a_file_have_its_places_of_history_and_reports(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [history]
+            url = "history"
+            keep = "90d"
+            storage = { endpoint_url = "http://127.0.0.1:9000" }
+            [report]
+            url = "s3://lake/reports"
+            [roots.a]
+            url = "a"
+            [parents.jobs]
+            url = "jobs/*"
+            """,
+        )
+    )
+    for outputs in (found.find("a").outputs, found.find("jobs.orders").outputs, found.find("s3://other/root").outputs):
+        assert outputs.history == StorageSpec(str(tmp_path / "history"), (("endpoint_url", "http://127.0.0.1:9000"),))
+        assert outputs.keep_seconds == 90 * 86_400
+        assert outputs.report == StorageSpec("s3://lake/reports")
+    assert load(written(tmp_path, "[roots.a]\nurl = 'a'")).find("a").outputs == Outputs()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -142,6 +168,9 @@ def test_the_default_mode_is_full_for_own_roots_and_observe_for_native_checkpoin
         ("roots = 1", "roots has type int, but must be a table -> write it as [roots]"),
         ("[prices]\nper_1000_writes = -1", "prices.per_1000_writes is -1 -> write the dollars of 1,000 requests"),
         ("[prices]\nper_1000_reads = '1'", "prices.per_1000_reads is '1' -> write the dollars of 1,000 requests"),
+        ("[history]\nkeep = '1d'", "history.url is missing or not a string"),
+        ("[history]\nurl = 'x'\nkeep = 400", "history.keep is 400 -> write a number and a unit"),
+        ("[report]\nurl = 'x'\nkeep = '1d'", "report.keep is unknown -> use one of url, storage"),
         ("[prices]\ncheap = 1", "prices.cheap is unknown -> use one of per_1000_writes, per_1000_reads"),
         (
             "[roots.a]\nurl = 'x'\nsnapshoot = 1\nb = 2",

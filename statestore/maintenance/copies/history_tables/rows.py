@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ RUNS = pa.schema(
         ("run", pa.string()),
         ("run_id", pa.string()),
         ("verb", pa.string()),
+        ("day", pa.date32()),
         ("started_at", _TIME),
         ("ended_at", _TIME),
         ("seconds", pa.float64()),
@@ -69,6 +70,7 @@ STEPS = pa.schema(
         ("run", pa.string()),
         ("run_id", pa.string()),
         ("verb", pa.string()),
+        ("day", pa.date32()),
         ("started_at", _TIME),
         ("run_outcome", pa.string()),
         ("part", pa.string()),
@@ -193,6 +195,7 @@ def run_rows(
         "run": run.name,
         "run_id": run.run_id,
         "verb": run.verb,
+        "day": date.fromisoformat(day_of(run.started_seconds)),
         "started_at": _time(run.started_seconds),
         "month": run.month,
     }

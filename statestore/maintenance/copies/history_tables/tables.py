@@ -265,7 +265,8 @@ class HistoryWriter:
             *(file.add(changes_data=True) for file in made),
             *(file.add(changes_data=False) for file in merged),
         ]
-        if made or removed or small:
+        if made or removed or small or self.found.table is None:
+            # Also without a row, so that a query of the table works from the first day.
             head = {"timestamp": now_ms, "operation": _OPERATION, "engineInfo": "Statekeeper", "isBlindAppend": False}
             actions = [{"commitInfo": {**head, "operationParameters": {"rows": str(rows)}}}, *actions]
             table = files.commit(self.found.storage, table, actions, hint=_HINT)
