@@ -11,6 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.maintenance.records.history import Json, recorded
+from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
 from statekeeper.statestore.maintenance.verbs import history
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.history import RecordedHistory, Source
@@ -29,11 +30,13 @@ def a_pass(
     clock: Clock | None = None,
     open_table: Callable[[str], Storage] = open_storage,
     team: str = "payments",
+    restore_target_seconds: float | None = None,
     **how: Any,
 ) -> RecordedHistory:
     """One pass over roots. `how`: as for `history.plan`."""
     at = clock or SystemClock()
-    sources = [Source(name=name, storage=one, policies=Policies(team=team)) for name, one in roots.items()]
+    policies = Policies(SnapshotPolicy(restore_target_seconds=restore_target_seconds), team=team)
+    sources = [Source(name=name, storage=one, policies=policies) for name, one in roots.items()]
     planned = history.plan(history.gather(to, sources, open_table, clock=at), **how)
     return history.execute(planned, scratch=scratch, clock=at, ids=RandomIds())
 
