@@ -76,10 +76,15 @@ def test_durations_are_rounded_to_milliseconds() -> None:
 
 def test_an_outcome_ends_with_the_time_and_the_requests_of_the_run_also_if_it_failed() -> None:
     storage = MemoryStorage(lambda: 0.0)
-    with pytest.raises(CorruptFile), history.recorded(storage, "gc", RUN, [{"head": 9}], SleeplessClock(60.0)) as done:
-        done.append(DeletedFiles(outcome="done", files=1).encode())
-        storage.list("state")
-        raise CorruptFile("is damaged", path="state/0/3/7.zip")
+
+    def fails() -> None:
+        with history.recorded(storage, "gc", RUN, [{"head": 9}], SleeplessClock(60.0)) as done:
+            done.append(DeletedFiles(outcome="done", files=1).encode())
+            storage.list("state")
+            raise CorruptFile("is damaged", path="state/0/3/7.zip")
+
+    with pytest.raises(CorruptFile):
+        fails()
     [path] = [entry.path for entry in storage.list(names.HISTORY) if entry.path.endswith(".outcome.jsonl")]
     *_, failed, ended = map(json.loads, storage.read(path).splitlines())
     assert failed["code"] == "corrupt_file"
