@@ -15,14 +15,14 @@ from urllib.parse import quote
 import dagster as dg
 
 from statekeeper.statestore.base.redaction import printable
-from statekeeper.statestore.contents.chain import Chain
 from statekeeper.statestore.contents.sizes import SnapshotSizes
-from statekeeper.statestore.format.names import DEFAULT_STORE, VersionId
+from statekeeper.statestore.format.names import DEFAULT_STORE
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts
 from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
+from statekeeper.statestore.maintenance.verbs import lineage
 from statekeeper.statestore.maintenance.verbs.health import Health
+from statekeeper.statestore.maintenance.verbs.lineage import Fate, PicturedLineage
 
-_VERSIONS = 60
 _STEP = 10
 _LEFT = 20
 _WIDTH = 640
@@ -51,30 +51,26 @@ def lineage_svg(store: StoreAuditFacts) -> str:
     """Draw the newest versions up to the head, which is at the right edge. Squares are snapshots and dots are changelogs.
     Files of versions that were never committed are below the line. Blue: snapshots. Green: changelogs that a restart
     replays. Red: files that cannot be loaded."""
-    chain = store.chain
-    shown = chain.versions[-_VERSIONS:]
-    at = {version: _HEAD - number * _STEP for number, version in enumerate(reversed(shown))}
-    by_number = {version.version: x for version, x in at.items()}
+    found = lineage.pictured(store.chain)
+    at = {mark.version.version: _HEAD - number * _STEP for number, mark in enumerate(reversed(found.marks))}
     dots: defaultdict[str, list[int]] = defaultdict(list)
     squares: defaultdict[str, list[int]] = defaultdict(list)
-    replayed = set(chain.tail(chain.head)) if chain.head in chain.bases else set()
-    for version in shown:
-        x = at[version]
-        if version in chain.files.changelogs or version in chain.broken:
-            dots[_color(chain, version, replayed)].append(x)
-        if version in chain.snapshots:
-            squares[_BLUE if chain.snapshots[version].is_whole else _RED].append(x)
-    dead = {v.version for v in (*chain.files.changelogs, *chain.files.snapshots) if v not in at}
-    below = _runs([by_number[number] for number in sorted(dead & by_number.keys())], 100)
+    for mark in found.marks:
+        x = at[mark.version.version]
+        if mark.changelog is not None:
+            dots[_COLORS[mark.changelog]].append(x)
+        if mark.snapshot is not None:
+            squares[_BLUE if mark.snapshot else _RED].append(x)
+    below = _runs([at[number] for number in found.dead], 100)
     lines = {color: _runs(xs, 60) for color, xs in dots.items()}
     if below:
         lines[_GREY] = lines.get(_GREY, "") + below
-    parts = [_text(_LEFT, 18, f"{chain.store}: head {chain.head.version}, {_base(chain)}")]
-    parts.append(_paths("", {_GREY: f"M{at[shown[0]]} 60H{_HEAD}"}))
+    parts = [_text(_LEFT, 18, f"{found.store}: head {found.head.version}, {_base(found)}")]
+    parts.append(_paths("", {_GREY: f"M{min(at.values())} 60H{_HEAD}"}))
     parts.append(_paths(_DOTS, lines))
     parts.append(_paths(_SQUARES, {color: _runs(xs, 40, wide=8) for color, xs in squares.items()}))
-    ends = {shown[0]: at[shown[0]], shown[-1]: at[shown[-1]]}
-    parts += [_text(x, 84, str(version.version), anchor="middle") for version, x in ends.items()]
+    ends = {number: at[number] for number in (found.marks[0].version.version, found.head.version)}
+    parts += [_text(x, 84, str(number), anchor="middle") for number, x in ends.items()]
     legend = (
         "square: snapshot, dot: changelog; green: replayed by a restart; red: cannot be loaded; below: never committed"
     )
@@ -128,17 +124,13 @@ def partitions_svg(sizes: Sequence[SnapshotSizes], most: int = 6) -> str:
     return _svg(600, 44 + len(largest) * 24, parts)
 
 
-def _color(chain: Chain, version: VersionId, replayed: set[VersionId]) -> str:
-    if version not in chain.bases or (version in chain.broken and version not in chain.snapshots):
-        return _RED
-    return _GREEN if version in replayed else _GREY
+_COLORS = {Fate.REPLAYED: _GREEN, Fate.NOT_NEEDED: _GREY, Fate.NOT_LOADABLE: _RED}
 
 
-def _base(chain: Chain) -> str:
-    base = chain.bases.get(chain.head)
-    if base is None:
+def _base(found: PicturedLineage) -> str:
+    if found.base is None:
         return "cannot be loaded"
-    return f"loads from version {base.version} and {len(chain.tail(chain.head))} changelogs"
+    return f"loads from version {found.base.version} and {found.tail} changelogs"
 
 
 def _runs(xs: Iterable[int], y: int, *, wide: int = 0) -> str:

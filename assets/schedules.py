@@ -128,7 +128,9 @@ def schedules(
     )
     def daily_history(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         configuration = names.fleet_in(context).configuration()
-        if not any(one.outputs.history for one in (*configuration.roots.values(), *configuration.parents.values())):
+        of_roots = [one.outputs for one in configuration.roots.values()]
+        of_parents = [one.outputs for one in configuration.parents.values()]
+        if not any(one.history for one in (*of_roots, *of_parents)):
             return dg.SkipReason("statekeeper.toml has no table [history]")
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 

@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,6 +44,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Run
 from statekeeper.statestore.maintenance.verbs.report import as_object
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
+from statekeeper.statestore.storage.query_metrics import Prices
 
 FAILED = 1
 FINDINGS = 3
@@ -184,12 +185,14 @@ class Duration(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Opened:
-    """The root that a verb works on: its storage, its policies, its configured mirror and tables of state."""
+    """The root that a verb works on: its storage, its policies, its configured mirror, its tables of state, and prices."""
 
     storage: Storage
     policies: Policies
     mirror: MirrorPolicy | None = None
     state_tables: tuple[StateTable, ...] = ()
+    _: KW_ONLY
+    prices: Prices = field(default_factory=Prices)
 
 
 def configuration_of(ctx: click.Context) -> Configuration:
@@ -241,7 +244,8 @@ def with_options_of_command(ctx: click.Context, given: Configuration) -> Configu
 
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
-        return Opened(open_storage(spec, is_hurried=False), root.policies, root.mirror, root.state_tables)
+        storage = open_storage(spec, is_hurried=False)
+        return Opened(storage, root.policies, root.mirror, root.state_tables, prices=root.prices)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -19,18 +19,24 @@ _SECONDS_OF_A_DAY = 24 * 3600
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars per 1,000 requests. The defaults are those of S3 Standard in us-east-1 in 2026.
+    """Dollars per 1,000 requests, and of storage. The defaults are those of S3 Standard in us-east-1 in 2026.
 
     per_1000_writes  PUT, COPY, POST and LIST
     per_1000_reads   GET and HEAD
+    per_gb_month     10^9 bytes, stored for a month
     """
 
     per_1000_writes: float = 0.005
     per_1000_reads: float = 0.0004
+    per_gb_month: float = 0.023
 
     def dollars(self, writes: int, reads: int) -> float:
         """Return the price of requests."""
         return (writes * self.per_1000_writes + reads * self.per_1000_reads) / 1000
+
+    def dollars_of_storage(self, size_bytes: int) -> float:
+        """Return the price of a month of storage."""
+        return size_bytes / 1e9 * self.per_gb_month
 
 
 @dataclass(frozen=True, kw_only=True)

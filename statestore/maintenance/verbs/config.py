@@ -35,6 +35,7 @@
     [prices]
     per_1000_writes = 0.005
     per_1000_reads = 0.0004
+    per_gb_month = 0.023
 
     [history]
     url = "s3://lake/statekeeper"
@@ -56,7 +57,7 @@ The limits of a root are those of its job, see `SizeLimits`.
 The team of a root, `team = "payments"`, gets the notices of its problems through its channels; the team `default`, of
 all roots without a team. A channel is a value, or `env:NAME` for the environment variable that has it.
 
-The prices of requests, in dollars, are only shown. The defaults are those of S3 Standard.
+The prices of requests and of storage, in dollars, are only shown. The defaults are those of S3 Standard.
 
 `[history]` is the place of the tables with the history of all roots of the file, and `[report]` the folder of their
 reports. Both may have `storage` options of their own.
@@ -963,9 +964,12 @@ class _Reader:
         self.require_known(body, tuple(one.name for one in fields(Prices)), "prices.")
         for key, value in body.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _HIGHEST_PRICE:
-                raise self._bad(
-                    f"prices.{key}", f"is {_shown(value)}", "write the dollars of 1,000 requests, for example 0.005"
+                of = (
+                    "10^9 bytes and a month, for example 0.023"
+                    if key == "per_gb_month"
+                    else "1,000 requests, for example 0.005"
                 )
+                raise self._bad(f"prices.{key}", f"is {_shown(value)}", f"write the dollars of {of}")
         return Prices(**{key: float(value) for key, value in body.items()})
 
     def outputs(self, body: dict[str, Any]) -> Outputs:

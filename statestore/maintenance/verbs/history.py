@@ -323,7 +323,9 @@ def report(planned: HistoryPlan, made: RecordedHistory | None) -> Report:
     facts = planned.facts
     problems = facts.problems if made is None else made.problems
     damaged = () if made is None else made.damaged
-    rows = [_table_row(name, planned.additions[name], made and made.written[name]) for name in facts.tables]
+    rows = [
+        _table_row(name, planned.additions[name], None if made is None else made.written[name]) for name in facts.tables
+    ]
     record: Json = {
         "url": redacted(facts.url),
         "roots": len(facts.sources),

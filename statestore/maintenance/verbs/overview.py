@@ -1,29 +1,61 @@
-"""A checkpoint on one page: its health, findings, restores, sizes, drills and runs. Reads only."""
+"""A checkpoint on one page: its health, findings, restores, lineages, sizes, growth, costs, drills, changes and runs. Reads
+only."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from statistics import median
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.durations import utc
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, StatekeeperError
 from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.contents.top import TopOfState
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StoreFileKind, StorePath
 from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.untrusted import json_object
+from statekeeper.statestore.maintenance.copies.history_tables import About, RunFiles, run_rows, runs_in
 from statekeeper.statestore.maintenance.records import drills, history
 from statekeeper.statestore.maintenance.records.drills import Drills
-from statekeeper.statestore.maintenance.records.history import DrilledStore, FailedRun
-from statekeeper.statestore.maintenance.upkeep.audit import Finding
+from statekeeper.statestore.maintenance.records.history import (
+    DeletedFiles,
+    DrilledStore,
+    FailedRun,
+    Json,
+    RetentionHead,
+)
+from statekeeper.statestore.maintenance.upkeep.audit import AuditFacts, Finding
+from statekeeper.statestore.maintenance.upkeep.audit.facts import StoreAuditFacts
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.health import Health, examined
+from statekeeper.statestore.maintenance.verbs.lineage import PicturedLineage, pictured
 from statekeeper.statestore.maintenance.verbs.report import decimal
-from statekeeper.statestore.storage import Entry, Storage
+from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
+from statekeeper.statestore.storage.query_metrics import Prices
 
 _MOST_RUNS = 30
 """Newest runs of the history on the page: one request for each."""
+_MOST_COLLECTIONS = 100
+"""Newest runs of gc whose deletions are summed: one request for each."""
+_MOST_SIZES = 30
+"""Sizes that the growth is computed from: one request for each."""
+_MOST_CHANGES = 10
+"""Newest runs of verbs that change the state: two requests for each."""
+_PICTURED = 3
+"""Stores whose lineage is drawn: those that do not load, and then those with the longest restores."""
+_LEAST_DAYS = 2.0
+"""Sizes of a shorter time say nothing about growth."""
+_HEAD_BYTES = 64 * 1024
+"""The first line of a plan of gc is in so many bytes."""
+_UPKEEP = frozenset({"snapshot", "gc", "drill", "mirror"})
+"""The verbs that leave the state as it is."""
+_DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +87,69 @@ class RunOverview:
     findings: int = 0
 
 
+@dataclass(frozen=True)
+class Growth:
+    """The size of all stores over time, oldest first: (Unix time, bytes). Each but the last is the size before a run of
+    gc, as its plan recorded it; the last one is the size now."""
+
+    sizes: tuple[tuple[float, int], ...]
+
+    @property
+    def days(self) -> float:
+        """The days that the sizes span."""
+        return (self.sizes[-1][0] - self.sizes[0][0]) / _DAY_SECONDS if self.sizes else 0.0
+
+    @property
+    def bytes_per_day(self) -> float | None:
+        """The median of the slopes between all pairs of sizes (Theil and Sen): a single large deletion does not change it.
+        None for fewer than three sizes, or for less than two days."""
+        if len(self.sizes) < 3 or self.days < _LEAST_DAYS:
+            return None
+        pairs = combinations(self.sizes, 2)
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) * _DAY_SECONDS for a, b in pairs if b[0] > a[0]]
+        return median(slopes) if slopes else None
+
+    def in_days(self, days: float) -> int | None:
+        """Return the size in so many days, if it grows as it did; None if that is unknown."""
+        slope = self.bytes_per_day
+        return None if slope is None else max(0, round(self.sizes[-1][1] + slope * days))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What the newest runs of gc in the history deleted.
+
+    since_seconds   of the oldest of these runs; None without one
+    """
+
+    runs: int = 0
+    since_seconds: float | None = None
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOverview:
+    """A run of a verb that changed the state. `details`: of its plan, in words."""
+
+    started_seconds: float
+    verb: str
+    outcome: str
+    batch: int | None
+    details: str
+    error: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A checkpoint. `kinds`: bytes by kind of file; `runs`: the newest ones of the history, oldest first."""
+    """A checkpoint.
+
+    kinds           bytes by kind of file
+    runs            the newest ones of the history, oldest first
+    lineages        of the worst stores
+    target_seconds  of a restore of all stores; None without a target
+    top             the largest and the most changed keys, or why they are unknown; None if they were not looked for
+    """
 
     url: str
     batch: int | None
@@ -67,6 +159,13 @@ class Overview:
     kinds: Mapping[str, int]
     drills: Drills
     runs: tuple[RunOverview, ...]
+    lineages: tuple[PicturedLineage, ...] = ()
+    growth: Growth = field(default_factory=lambda: Growth(()))
+    collected: Collected = field(default_factory=Collected)
+    changes: tuple[ChangeOverview, ...] = ()
+    target_seconds: float | None = None
+    prices: Prices = field(default_factory=Prices)
+    top: TopOfState | StatekeeperError | None = None
 
     @property
     def lost(self) -> int:
@@ -104,7 +203,10 @@ class Overview:
     def named(self, pasteable: Callable[[str], str]) -> Overview:
         """Return the overview with commands that can be pasted."""
         findings = (replace(one, meaning=pasteable(one.meaning), action=pasteable(one.action)) for one in self.findings)
-        return replace(self, findings=tuple(findings))
+        stores = (replace(one, problem=one.problem and pasteable(one.problem)) for one in self.stores)
+        if isinstance(self.top, StatekeeperError):
+            self.top.name_root(pasteable)
+        return replace(self, findings=tuple(findings), stores=tuple(stores))
 
     @property
     def drill_runs(self) -> Sequence[RunOverview]:
@@ -112,11 +214,13 @@ class Overview:
         return [one for one in self.runs if one.verb == "drill" and one.stores]
 
 
-def overview(storage: Storage, policies: Policies, *, clock: Clock) -> Overview:
-    """Look at a checkpoint. Requests: those of `health.examined`, one listing of the root, and one for each of the newest
-    runs. Raises as `health.examined`."""
+def overview(storage: Storage, policies: Policies, *, clock: Clock, prices: Prices | None = None) -> Overview:
+    """Look at a checkpoint. Requests: those of `health.examined`, one listing of the root, and at most 180 for runs in the
+    history. Raises as `health.examined`. Without `top`, which restores the stores: see `contents.top`."""
     found = examined(storage, policies, clock=clock)
     gathered = found.gathered
+    in_history = runs_in(found.history)
+    now = clock.now_seconds()
     stores = tuple(
         StoreOverview(
             store=fact.store,
@@ -137,7 +241,84 @@ def overview(storage: Storage, policies: Policies, *, clock: Clock) -> Overview:
         kinds=_kinds(storage.list("")),
         drills=drills.read(storage),
         runs=tuple(_runs(storage, found.history)),
+        lineages=tuple(_lineages(found.looked.facts, stores)),
+        growth=_growth(storage, in_history, (now, found.health.bytes)),
+        collected=_collected(storage, in_history),
+        changes=tuple(_changes(storage, in_history)),
+        target_seconds=policies.snapshot.restore_target_seconds,
+        prices=prices or Prices(),
     )
+
+
+def _lineages(facts: AuditFacts, stores: Sequence[StoreOverview]) -> Iterator[PicturedLineage]:
+    """Choose the stores that do not load, and then those with the longest restores."""
+    of_store = {one.store: one for one in facts.stores if isinstance(one, StoreAuditFacts)}
+    worst = sorted(
+        stores, key=lambda one: (one.predicted_seconds is not None, -(one.predicted_seconds or 0), one.store)
+    )
+    chosen = [one.store for one in worst if one.store in of_store]
+    for store in chosen[:_PICTURED]:
+        yield pictured(of_store[store].chain)
+
+
+def _growth(storage: Storage, runs: Sequence[RunFiles], now: tuple[float, int]) -> Growth:
+    """Read the sizes before runs of gc: some of them, spread over the history."""
+    plans = [run for run in runs if run.verb == "gc" and run.plan is not None]
+    step = max(1, -(-len(plans) // _MOST_SIZES))
+    sizes: dict[float, int] = {}
+
+    def read(run: RunFiles) -> None:
+        assert run.plan is not None
+        with suppress(CorruptFile, ObjectMissing, ValueError):
+            head = storage.read_range(run.plan.path, 0, min(run.plan.size_bytes, _HEAD_BYTES)).partition(b"\n")[0]
+            record = history.decode("gc", "plan", json_object(head, run.plan.path))
+            if isinstance(record, RetentionHead) and record.stored_bytes is not None:
+                sizes[run.started_seconds] = record.stored_bytes
+
+    at_once(read, [run for run in plans[::-1][::step] if run.plan and run.plan.size_bytes])
+    return Growth((*sorted(sizes.items()), now))
+
+
+def _collected(storage: Storage, runs: Sequence[RunFiles]) -> Collected:
+    """Sum the deletions of the newest runs of gc."""
+    ended = [run for run in runs if run.verb == "gc" and run.outcome is not None][-_MOST_COLLECTIONS:]
+    found: dict[str, Sequence[DeletedFiles]] = {}
+
+    def read(run: RunFiles) -> None:
+        assert run.outcome is not None
+        with suppress(CorruptFile):
+            lines = history.read(storage, run.outcome.path)
+            found[run.name] = [line for line in lines if isinstance(line, DeletedFiles)]
+
+    at_once(read, ended)
+    deleted = [line for lines in found.values() for line in lines]
+    return Collected(
+        runs=len(ended),
+        since_seconds=ended[0].started_seconds if ended else None,
+        files=sum(line.files for line in deleted),
+        bytes=sum(line.bytes for line in deleted),
+    )
+
+
+def _changes(storage: Storage, runs: Sequence[RunFiles]) -> Iterator[ChangeOverview]:
+    """Read the newest runs of verbs that change the state, oldest first."""
+    about = About(root=storage.url, query="", team="", prices=Prices())
+    for run in [run for run in runs if run.verb not in _UPKEEP][-_MOST_CHANGES:]:
+        plan, outcome = (None if one is None else read_or_none(storage, one.path) for one in (run.plan, run.outcome))
+        row, steps, _ = run_rows(about, run, plan, outcome)
+        first: Json = next((json.loads(step["record"]) for step in steps if step["part"] == "plan"), {})
+        yield ChangeOverview(
+            started_seconds=run.started_seconds,
+            verb=run.verb,
+            outcome=row["outcome"],
+            batch=row["batch"],
+            details=", ".join(f"{name} {first[name]}" for name in _DETAILS if isinstance(first.get(name), str | int)),
+            error=row.get("error"),
+        )
+
+
+_DETAILS = ("to", "rewrite", "partitions", "provider", "structure", "newest_batch", "operator", "old", "blueprint")
+"""What the first line of a plan says about the change."""
 
 
 def _kinds(entries: Iterable[Entry]) -> Mapping[str, int]:

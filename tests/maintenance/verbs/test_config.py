@@ -171,6 +171,7 @@ def test_the_roots_and_the_folders_of_a_file_have_its_places_of_history_and_repo
         ("[history]\nkeep = '1d'", "history.url is missing or not a string"),
         ("[history]\nurl = 'x'\nkeep = 400", "history.keep is 400 -> write a number and a unit"),
         ("[report]\nurl = 'x'\nkeep = '1d'", "report.keep is unknown -> use one of url, storage"),
+        ("[prices]\nper_gb_month = -1", "prices.per_gb_month is -1 -> write the dollars of 10^9 bytes and a month"),
         ("[prices]\ncheap = 1", "prices.cheap is unknown -> use one of per_1000_writes, per_1000_reads"),
         (
             "[roots.a]\nurl = 'x'\nsnapshoot = 1\nb = 2",
