@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
-from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, HISTORY_CRON, MIRROR_CRON, PUBLISH_CRON
+from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, HISTORY_CRON, MIRROR_CRON, PUBLISH_CRON, REPORT_CRON
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
@@ -227,6 +227,13 @@ class FleetComponent(dg.Component, dg.Resolvable):
             HISTORY_CRON,
         ),
     ] = HISTORY_CRON
+    report_cron: Annotated[
+        str,
+        _described(
+            "When the report of all queries is written, as a cron expression; it needs `[report]` in statekeeper.toml.",
+            REPORT_CRON,
+        ),
+    ] = REPORT_CRON
     rewrites: Annotated[
         bool, _described("Whether the fleet has the assets and jobs that rewrite the state of a stopped query.")
     ] = True
@@ -265,6 +272,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             publish_cron=self.publish_cron,
             drill_cron=self.drill_cron,
             history_cron=self.history_cron,
+            report_cron=self.report_cron,
             alerts=self.alerts,
             automation=self.automation,
             rewrites=self.rewrites,

@@ -14,6 +14,7 @@ import dagster as dg
 
 from statekeeper.assets.clone import clone
 from statekeeper.assets.fleet_health import fleet_health
+from statekeeper.assets.fleet_report import fleet_report
 from statekeeper.assets.history import PRUNE_HISTORY, prune_history
 from statekeeper.assets.history_table import history_table
 from statekeeper.assets.host import warn_of_missing_settings
@@ -30,6 +31,7 @@ from statekeeper.assets.schedules import (
     HISTORY_CRON,
     MIRROR_CRON,
     PUBLISH_CRON,
+    REPORT_CRON,
     schedules,
 )
 from statekeeper.assets.sensors import sensors
@@ -67,6 +69,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         publish_cron=environment.get("STATEKEEPER_PUBLISH_CRON", PUBLISH_CRON),
         drill_cron=environment.get("STATEKEEPER_DRILL_CRON", DRILL_CRON),
         history_cron=environment.get("STATEKEEPER_HISTORY_CRON", HISTORY_CRON),
+        report_cron=environment.get("STATEKEEPER_REPORT_CRON", REPORT_CRON),
     )
 
 
@@ -92,6 +95,7 @@ def build_definitions(
     publish_cron: str = PUBLISH_CRON,
     drill_cron: str = DRILL_CRON,
     history_cron: str = HISTORY_CRON,
+    report_cron: str = REPORT_CRON,
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
@@ -126,6 +130,7 @@ def build_definitions(
     publish_cron     when the queries with tables of their state publish them
     drill_cron       when a sample of the stores of each query is restored
     history_cron     when the history of all queries is added to its tables
+    report_cron      when the report of all queries is written
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
@@ -169,6 +174,7 @@ def build_definitions(
         publish_cron=publish_cron,
         drill_cron=drill_cron,
         history_cron=history_cron,
+        report_cron=report_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=rewrites,
         with_automation=automation is not False,
@@ -209,6 +215,7 @@ def _definitions(
     publish_cron: str,
     drill_cron: str,
     history_cron: str,
+    report_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
     with_automation: bool = True,
@@ -220,13 +227,24 @@ def _definitions(
     of_state = state_table(names, external)
     drills = restore_drill(names, external)
     recorded = history_table(names, health)
+    reported = fleet_report(names, health)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
         "savepoint": savepoint(names, external),
     }
     assets: list[dg.AssetsDefinition | dg.AssetSpec]
-    assets = [*external.specs, maintained.assets, *by_hand.values(), mirrors, of_state, drills, health, recorded]
+    assets = [
+        *external.specs,
+        maintained.assets,
+        *by_hand.values(),
+        mirrors,
+        of_state,
+        drills,
+        health,
+        recorded,
+        reported,
+    ]
     of_assets = jobs(
         names,
         maintenance=maintained,
@@ -235,6 +253,7 @@ def _definitions(
         restore_drill=drills,
         fleet_health=health,
         history_table=recorded,
+        fleet_report=reported,
         by_hand=by_hand,
     )
     runs = OwnRuns(
@@ -254,6 +273,7 @@ def _definitions(
         publish_cron=publish_cron,
         drill_cron=drill_cron,
         history_cron=history_cron,
+        report_cron=report_cron,
     )
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(

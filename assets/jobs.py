@@ -29,13 +29,15 @@ class Jobs:
     drill_restore: AssetJob
     refresh_fleet_health: AssetJob
     record_history: AssetJob
+    write_report: AssetJob
     by_hand: tuple[AssetJob, ...]
 
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
         of_each = (self.mirror_checkpoint, self.publish_state, self.drill_restore)
-        return (*maintain, *self.by_hand, *of_each, self.refresh_fleet_health, self.record_history)
+        of_all = (self.refresh_fleet_health, self.record_history, self.write_report)
+        return (*maintain, *self.by_hand, *of_each, *of_all)
 
 
 def jobs(
@@ -47,6 +49,7 @@ def jobs(
     restore_drill: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
     history_table: dg.AssetsDefinition,
+    fleet_report: dg.AssetsDefinition,
     by_hand: Mapping[str, dg.AssetsDefinition],
 ) -> Jobs:
     """Make the jobs of a fleet. `by_hand`: the assets that only a person launches, by their names without the prefix of the
@@ -112,6 +115,13 @@ def jobs(
             history_table,
             description="Adds the runs of all queries to the tables of history. The schedule "
             f"{names.of('daily_history')} launches it if statekeeper.toml has a table [history].",
+        ),
+        write_report=job(
+            "write_report",
+            fleet_report,
+            tags=_FIFTEEN_MINUTES,
+            description="Writes an HTML page about all queries, and tells each team. The schedule "
+            f"{names.of('weekly_report')} launches it if statekeeper.toml has a table [report].",
         ),
         by_hand=tuple(launched(name, asset) for name, asset in by_hand.items()),
     )

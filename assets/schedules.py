@@ -6,11 +6,11 @@ import dagster as dg
 
 from statekeeper.assets.jobs import AssetJob, Jobs
 from statekeeper.assets.maintenance import run_config
-from statekeeper.assets.names import OwnRuns
+from statekeeper.assets.names import Names, OwnRuns
 from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.rounds import due
-from statekeeper.statestore.maintenance.verbs.config import Root
+from statekeeper.statestore.maintenance.verbs.config import Outputs, Root
 
 HEALTH_CRON = "17 * * * *"
 """The default time at which the fleet is examined: minute 17 of each hour."""
@@ -28,6 +28,9 @@ DRILL_CRON = "0 5 * * 0"
 HISTORY_CRON = "20 4 * * *"
 """The default time at which the history of all queries is added to its tables: each day at 04:20Z."""
 
+REPORT_CRON = "0 6 * * 1"
+"""The default time at which the report of all queries is written: Monday at 06:00Z."""
+
 
 def schedules(
     runs: OwnRuns,
@@ -39,6 +42,7 @@ def schedules(
     publish_cron: str,
     drill_cron: str,
     history_cron: str,
+    report_cron: str,
 ) -> list[dg.ScheduleDefinition]:
     """Make the schedules of a fleet."""
     names = runs.names
@@ -127,12 +131,18 @@ def schedules(
         description="Adds the runs of all queries to the tables of [history] in statekeeper.toml.",
     )
     def daily_history(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        configuration = names.fleet_in(context).configuration()
-        of_roots = [one.outputs for one in configuration.roots.values()]
-        of_parents = [one.outputs for one in configuration.parents.values()]
-        if not any(one.history for one in (*of_roots, *of_parents)):
-            return dg.SkipReason("statekeeper.toml has no table [history]")
-        return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
+        return _of_place(names, context, "history", lambda outputs: outputs.history)
+
+    @dg.schedule(
+        name=names.of("weekly_report"),
+        job=jobs.write_report,
+        cron_schedule=report_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Writes the report of all queries to the folder of [report] in statekeeper.toml.",
+    )
+    def weekly_report(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        return _of_place(names, context, "report", lambda outputs: outputs.report)
 
     @dg.schedule(
         name=names.of("weekly_prune"),
@@ -146,7 +156,19 @@ def schedules(
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
     of_each = [nightly_sweep, mirror_queries, publish_queries, weekly_drill]
-    return [*of_each, hourly_fleet_health, daily_history, weekly_prune]
+    return [*of_each, hourly_fleet_health, daily_history, weekly_report, weekly_prune]
+
+
+def _of_place(
+    names: Names, context: dg.ScheduleEvaluationContext, table: str, of: Callable[[Outputs], object]
+) -> dg.RunRequest | dg.SkipReason:
+    """Request a run if a file of the configuration has this table."""
+    configuration = names.fleet_in(context).configuration()
+    of_roots = [one.outputs for one in configuration.roots.values()]
+    of_parents = [one.outputs for one in configuration.parents.values()]
+    if not any(of(one) for one in (*of_roots, *of_parents)):
+        return dg.SkipReason(f"statekeeper.toml has no table [{table}]")
+    return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
 
 def _of_each(

@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from statekeeper.statestore.base.redaction import printable, redacted
-from statekeeper.statestore.maintenance.rounds.delivery import Silent, deliver
+from statekeeper.statestore.maintenance.rounds.delivery import Silent, announce, deliver
 from statekeeper.statestore.maintenance.rounds.notices import Notice
 from statekeeper.statestore.maintenance.verbs.config import Channels, Configuration
 
@@ -38,6 +38,15 @@ class Notifier(dg.ConfigurableResource):
     def link(self, run_id: str) -> str:
         """The URL of a run; its id without a URL of the UI."""
         return f"{self.ui_url.rstrip('/')}/runs/{run_id}" if self.ui_url else run_id
+
+    def announce(self, text: str, configuration: Configuration, *, team: str, fleet: str) -> None:
+        """Log a text that is no problem, and post it to the chat and the webhook of a team. It pages nobody."""
+        _LOG.info(printable(redacted(text)))
+        channels = configuration.channels_of(team)
+        for problem in announce(
+            text, self.channels if channels == Channels() else channels, fleet=fleet, silent=self._silent
+        ):
+            _LOG.error("a message to the team %s was not sent: %s", printable(team or "default"), problem)
 
     def send(self, notice: Notice, configuration: Configuration, *, fleet: str) -> Notice | None:
         """Log a notice and send it. Returns what is left to send, as `deliver`."""

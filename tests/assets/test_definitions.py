@@ -37,7 +37,7 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
     assert {one.name for one in repository.schedule_defs} == {
         *("nightly_sweep", "mirror_queries", "publish_queries", "weekly_drill", "hourly_fleet_health"),
-        *("daily_history", "weekly_prune"),
+        *("daily_history", "weekly_report", "weekly_prune"),
     }
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 

@@ -83,6 +83,16 @@ def deliver(notice: Notice, channels: Channels, *, fleet: str, silent: Silent) -
     return [one for one in answers if one is not None], left
 
 
+def announce(text: str, channels: Channels, *, fleet: str, silent: Silent) -> list[str]:
+    """Post a text that is no problem to the chat and to the webhook; PagerDuty is not called. Returns the errors."""
+    bodies: list[tuple[str, Mapping[str, Any]]] = [
+        (channels.slack, {"text": for_chat(text)}),
+        (channels.webhook, {"text": printable(redacted(text)), "fleet": fleet}),
+    ]
+    answers = [post(of_channel(url, os.environ), body, silent) for url, body in bodies if url]
+    return [one for one in answers if one is not None]
+
+
 def slack(notice: Notice) -> dict[str, Any]:
     """The message of a notice for Slack and Mattermost."""
     return {"text": for_chat(str(notice))}

@@ -44,6 +44,7 @@ from statekeeper.statestore.maintenance.copies.history_tables import (
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.verbs.config import (
     HISTORY_KEEP_SECONDS,
+    Outputs,
     Policies,
     Root,
     place_of,
@@ -390,7 +391,7 @@ def _table_row(name: str, planned: Addition, written: Written | None) -> dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """The place of tables of history, their retention, and the roots whose files name it."""
+    """A place that the files of these roots name. `keep_seconds`: of tables of history."""
 
     spec: StorageSpec
     keep_seconds: float
@@ -401,8 +402,10 @@ class Destination:
         return replace(self.spec, url=url)
 
 
-def destinations(roots: Iterable[Root]) -> tuple[list[Destination], list[Root]]:
-    """Return the places that the files of the roots name in `[history]`, and the roots without one. Pure.
+def destinations(
+    roots: Iterable[Root], *, of: Callable[[Outputs], StorageSpec | None] = lambda outputs: outputs.history
+) -> tuple[list[Destination], list[Root]]:
+    """Return the places that the files of the roots name, and the roots without one. Pure. `of`: chooses the place.
 
     A place without options of its own has those of its first root, if both URLs have one scheme. Of several retentions,
     the longest one applies.
@@ -410,7 +413,7 @@ def destinations(roots: Iterable[Root]) -> tuple[list[Destination], list[Root]]:
     found: dict[tuple[object, ...], Destination] = {}
     without = []
     for root in roots:
-        spec = root.outputs.history
+        spec = of(root.outputs)
         if spec is None:
             without.append(root)
             continue
