@@ -67,9 +67,9 @@ def history(
     history adds them to three tables, each run once: runs, steps and health. The tables survive the loss of Dagster's
     database, and SQL answers who deleted a file, which query has no drill, and what a team pays in a month.
 
-    Run it each day. It reads the records of the runs that the tables lack, and examines each root once a day. It writes
-    nothing below the roots. If it is interrupted, run the same command again. A run that ends later is added later. The
-    tables have one writer.
+    Run it each day. It reads the records of the runs that the tables lack, and examines each root once a day. It only
+    reads the roots, and runs immediately, without --apply. If it is interrupted, run the same command again. A run that
+    ends later is added later. The tables have one writer.
 
     Exit code 1: a root could not be read. Exit code 3: a record is damaged.
     """
