@@ -15,6 +15,7 @@ from statekeeper.statestore.maintenance.rewrites.engine import Machine, Progress
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
 from statekeeper.statestore.maintenance.rewrites.whole_stores import RewritePlan
 from statekeeper.statestore.maintenance.rollback.repair import RepairAction, RepairPlan
+from statekeeper.statestore.maintenance.upkeep.audit import Audit
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionFacts, RetentionPlan
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPlan, Taken, TakeSnapshot
 from statekeeper.statestore.maintenance.verbs import rewrite as rewrites
@@ -26,7 +27,7 @@ from statekeeper.statestore.maintenance.verbs.retention import PlannedRetention,
 from statekeeper.statestore.maintenance.verbs.rewind import Revert
 from statekeeper.statestore.maintenance.verbs.snapshot import PlannedSnapshots, Snapshot
 from statekeeper.statestore.maintenance.verbs.switch import Switch
-from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.storage import RequestCounts, Storage, open_storage
 
 
 def a_run(storage: Storage, holder: str, clock: Clock, ids: Ids | None = None, **how: Any) -> Run:
@@ -136,10 +137,13 @@ def delete(
 ) -> tuple[Deleted, ...]:
     """Execute a retention plan that was made from these facts, without the audit."""
     of_audit = cast(Any, None)
+    nothing = Audit(
+        batch=None, restart=of_audit, findings=(), stores=(), decoded={}, requests=RequestCounts(), unproven=()
+    )
     plan = PlannedRetention(
         mode=Mode.FULL,
         facts=of_audit,
-        before=of_audit,
+        before=nothing,
         losses=of_audit,
         gathered=gathered,
         plan=planned,
