@@ -46,7 +46,7 @@ code { font: .875em ui-monospace, monospace; }
 svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 @media screen and (max-width: 40rem) {
-  svg text { font-size: 20px; }
+  svg { overflow: visible; margin-top: .75rem; } svg text { font-size: 17px; }
   thead { display: none; } table, tbody, tr, td, td.n { display: block; text-align: left; white-space: normal; }
   tr { border-bottom: 1px solid var(--line); padding: .35rem 0; } td { border: 0; padding: 0; } td:empty { display: none; }
   td[data-of]::before { content: attr(data-of) ": "; color: var(--dim); } }
