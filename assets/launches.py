@@ -21,7 +21,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import without_root
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit

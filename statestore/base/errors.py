@@ -54,6 +54,7 @@
     ├── WrongResult                        1  wrong_result            correct the update function
     ├── UnusableFunction                   2  unusable_function       correct the update function
     ├── SparkDied                          1  spark_died              start the job again
+    ├── TaskLost                           1  task_lost               run the command again
     ├── PortInUse                          2  port_in_use             stop the other process, or choose another port
     └── UnsupportedEnvironment             2  unsupported_environment use classic Spark, Java 17 or 21
 
@@ -462,6 +463,13 @@ class SparkDied(StatekeeperError):
     ahead; the next start determines which."""
 
     code = "spark_died"
+
+
+class TaskLost(StatekeeperError):
+    """Spark gave up a task of a verb: its executor died several times, or the job was cancelled. Finished
+    items are kept."""
+
+    code = "task_lost"
 
 
 class UnsupportedEnvironment(StatekeeperError):

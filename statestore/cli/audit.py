@@ -20,6 +20,8 @@ from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
+    cluster,
+    executor_option,
     output_option,
     pasteable,
     progress_bar,
@@ -52,6 +54,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
     "statekeeper.toml, otherwise 100.",
 )
 @scratch_option
+@executor_option
 @click.option(
     "--verbose",
     is_flag=True,
@@ -75,6 +78,7 @@ def audit(root: Opened, deep: bool, retain: int | None, scratch: Path, verbose: 
             clock=SystemClock(),
             scratch=scratch if deep else None,
             progress=lambda done, of: progress.update(bar, completed=done, total=of),
+            cluster=cluster() if deep else None,
         )
     looked = replace(looked, audit=_named(looked.audit))
     output.show(_object(looked), lambda console: _print(console, looked, verbose=verbose))

@@ -28,7 +28,8 @@ from statekeeper.statestore.cli.group import AS_JSON, errors_as_json
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES, MEMORY_BYTES
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor
+from statekeeper.statestore.maintenance.upkeep.snapshot import KEPT_BYTES
 from statekeeper.statestore.maintenance.verbs.config import (
     MOST_MIB,
     Configuration,
@@ -54,8 +55,8 @@ INTERRUPTED = 130
 _MIB = 1024 * 1024
 
 # Keys of click's context, which the verbs share.
-_KEYS = ("is_shown", "root", "url", "name", "endpoint", "limits")
-_IS_SHOWN, _ROOT, _URL, _NAME, _ENDPOINT, _LIMITS = (f"{__name__}.{key}" for key in _KEYS)
+_KEYS = ("is_shown", "root", "url", "name", "endpoint", "limits", "executor")
+_IS_SHOWN, _ROOT, _URL, _NAME, _ENDPOINT, _LIMITS, _EXECUTOR = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Terminal(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -363,6 +364,24 @@ scratch_option = click.option(
     help="Directory on local disk for temporary files.",
 )
 
+
+def _executor(ctx: click.Context, _: click.Parameter, value: str) -> None:
+    ctx.meta[_EXECUTOR] = value
+
+
+executor_option = click.option(
+    "--executor",
+    type=click.Choice(["local", "spark"]),
+    default="local",
+    show_default=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_executor,
+    help="Where the work on each store runs: on this machine, or on the cluster of spark-submit, which must have started "
+    "this command. There, --memory is that of each task of Spark, and temporary files are in the executors' local "
+    "directories.",
+)
+
 workers_option = click.option(
     "--workers",
     type=click.IntRange(1),
@@ -405,6 +424,7 @@ def this_process() -> Maintainer:
 def run_of(root: Opened, *, mode: str | None = None, scratch: Path | None = None, **how: Any) -> Run:
     """Return the run of this command on a root. `mode`: that of the root by default; `how`: as in `Run`."""
     ctx = click.get_current_context()
+    how.setdefault("cluster", cluster(how.get("memory_bytes", MEMORY_BYTES)))
     return Run(
         storage=root.storage,
         policies=root.policies if mode is None else replace(root.policies, mode=Mode(mode)),
@@ -414,6 +434,15 @@ def run_of(root: Opened, *, mode: str | None = None, scratch: Path | None = None
         named=lambda text: pasteable(text, ctx),
         **how,
     )
+
+
+def cluster(memory_bytes: int = MEMORY_BYTES) -> Executor | None:
+    """Return what runs the tasks of this command on a cluster; None for this machine. Raises `UnsupportedEnvironment`."""
+    if click.get_current_context().meta.get(_EXECUTOR) != "spark":
+        return None
+    from statekeeper.statestore.maintenance.executors.spark import connect
+
+    return connect(memory_bytes=memory_bytes)
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:

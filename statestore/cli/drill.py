@@ -16,6 +16,7 @@ from statekeeper.statestore.cli.common import (
     PARTLY_DONE,
     Opened,
     Output,
+    executor_option,
     memory_option,
     mode_option,
     output_option,
@@ -51,6 +52,7 @@ from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
     "and predictions do not use them.",
 )
 @scratch_option
+@executor_option
 @memory_option
 @output_option
 def drill(

@@ -18,6 +18,7 @@ from statekeeper.statestore.cli.common import (
     TALK,
     Opened,
     Output,
+    executor_option,
     mode_option,
     output_option,
     progress_bar,
@@ -42,6 +43,7 @@ from statekeeper.statestore.maintenance.verbs.retention import Retention
 @mode_option("--apply requires full.")
 @stopped_option("Used only with --orphans, for a native query.")
 @scratch_option
+@executor_option
 @workers_option
 @output_option
 def gc(

@@ -64,6 +64,7 @@ VERBS = (
     ),
     VerbEntry("unpack", _MOVE, "Write batch logs as files that Spark can read.", f"unpack {_JOB_ROOT}"),
     VerbEntry("config", _SET_UP, "Show the policies and where they come from.", "config check"),
+    VerbEntry("application", _SET_UP, "Print the file that spark-submit starts.", "application"),
     VerbEntry("completion", _SET_UP, "Complete verbs, options and roots in your shell.", "completion bash"),
 )
 """The verbs of the command, in the order of its help."""

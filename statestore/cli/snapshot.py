@@ -16,6 +16,7 @@ from statekeeper.statestore.cli.common import (
     PARTLY_DONE,
     Opened,
     Output,
+    executor_option,
     memory_option,
     mode_option,
     output_option,
@@ -41,6 +42,7 @@ from statekeeper.statestore.maintenance.verbs.snapshot import Ended, PlannedSnap
 @mode_option("snapshot requires snapshots or full, except with --dry-run.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @scratch_option
+@executor_option
 @workers_option
 @memory_option
 @output_option

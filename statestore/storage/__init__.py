@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -76,6 +77,8 @@ __all__ = [
 
 _DRIVEN = ("abfss", "gs", "webhdfs", "swebhdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_MOST_OPENED = 8
+"""A task of a verb uses two or three storages."""
 _SYSTEM_CLOCK = SystemClock()
 _RANDOM_IDS = RandomIds()
 
@@ -123,15 +126,20 @@ def open_storage(
 
     Raises StorageError for an unknown scheme or option, and if a driver is not installed.
     """
-    return LoggedStorage(_open_backend(where, clock, ids, options, is_hurried=is_hurried), cache)
-
-
-def _open_backend(
-    where: StorageSpec | str, clock: Clock, ids: Ids, options: Mapping[str, str] | None, *, is_hurried: bool
-) -> Storage:
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
-    spec = replace(spec, url=canonical(spec.url))
-    chosen = {**dict(spec.options), **(options or {})}
+    spec = replace(spec, url=canonical(spec.url), options=tuple({**dict(spec.options), **(options or {})}.items()))
+    backend = _open_backend(spec, clock, ids, is_hurried=is_hurried)
+    return LoggedStorage(backend, cache, again=(_opened_again, (spec, is_hurried)))
+
+
+@lru_cache(maxsize=_MOST_OPENED)
+def _opened_again(spec: StorageSpec, is_hurried: bool) -> Storage:
+    """Open a storage in the Python worker of an executor, once for all tasks that it runs."""
+    return open_storage(spec, is_hurried=is_hurried)
+
+
+def _open_backend(spec: StorageSpec, clock: Clock, ids: Ids, *, is_hurried: bool) -> Storage:
+    chosen = dict(spec.options)
     parts = urlsplit(spec.url)
     scheme = parts.scheme if _SCHEME.match(spec.url) else ""
     if scheme and redacted(spec.url) != spec.url:

@@ -165,6 +165,13 @@ class Requests:
         with self._lock:
             self._wait_seconds += seconds
 
+    def add(self, counts: RequestCounts) -> None:
+        """Add requests that another process has sent for this one."""
+        with self._lock:
+            for name in self._counts:
+                self._counts[name] += getattr(counts, name)
+            self._wait_seconds += counts.wait_seconds
+
     def snapshot(self) -> RequestCounts:
         with self._lock:
             return RequestCounts(**self._counts, wait_seconds=self._wait_seconds)

@@ -341,11 +341,24 @@ class LoggedStorage(ForwardingStorage):
     """A `Storage` in which changelogs of batch logs can be read under their own paths. Writes go to real objects.
 
     *Guarantee*: bytes that `read`, or the parser of their file, would reject as too large are not written.
+
+    `again`: how another process opens this storage. Without it, the storage cannot be pickled.
     """
 
-    def __init__(self, storage: Storage, cache: BatchLogCache | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        cache: BatchLogCache | None = None,
+        again: tuple[Callable[..., Storage], tuple[object, ...]] | None = None,
+    ) -> None:
         super().__init__(storage)
         self.logs = BatchLogs(storage, cache)
+        self._again = again
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._again is None:
+            raise TypeError(f"the storage {self.url} was not opened by `open_storage`: another process cannot open it")
+        return self._again
 
     def read(self, path: str) -> bytes:
         data = self._member(path)

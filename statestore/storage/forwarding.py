@@ -22,11 +22,21 @@ from statekeeper.statestore.storage.base import (
 from statekeeper.statestore.storage.omissions import Omissions
 
 
+def _itself(storage: Storage) -> Storage:
+    return storage
+
+
 class ForwardingStorage:
-    """A `Storage` that forwards each request to the storage `inner`. Subclasses change some requests."""
+    """A `Storage` that forwards each request to the storage `inner`. Subclasses change some requests.
+
+    Pickled, it is the storage `inner`: a lease and what is remembered stay in the process that has them.
+    """
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_itself, (self.inner,))
 
     @property
     def url(self) -> str:

@@ -14,6 +14,7 @@ from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.verbs import as_json
@@ -269,7 +270,10 @@ class Maintainer:
                 # Damage in stores that are not due is seen by the next full pass.
                 world.promises.make(planned, planned.floor, is_alone=False)
             with world.counted(UnderWay.DELETING):
-                steps = list(retention.execute(storage, planned, run=run, lease=held, clock=self._clock, workers=1))
+                one_by_one = LocalExecutor(clock=self._clock, workers=1)
+                steps = list(
+                    retention.execute(storage, planned, run=run, lease=held, clock=self._clock, executor=one_by_one)
+                )
             done += map(as_json.of_deleted, steps)
             retention.remember(storage, gathered, planned, steps)
         world.counts.what["retention runs"] += 1

@@ -10,6 +10,7 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import batch_log, logs, names
 from statekeeper.statestore.format.batch_log import Place
 from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records.announcements import LIFE_SECONDS
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
@@ -94,7 +95,11 @@ def _collect(world: World) -> None:
     clock, run = VirtualClock(world.turns), world.ids.fresh()
     world.promises.make(planned, floor, is_alone=True)
     with lease.held(world.storage, "gc", run=run, holder="the last", clock=clock) as held:
-        done = list(retention.execute(world.storage, planned, run=run, lease=held, clock=clock, workers=1))
+        done = list(
+            retention.execute(
+                world.storage, planned, run=run, lease=held, clock=clock, executor=LocalExecutor(clock=clock, workers=1)
+            )
+        )
     if any(step.outcome not in (DeletionOutcome.READ, DeletionOutcome.DONE) for step in done):
         raise Untidy(f"a store was left alone though nothing happened: {done}")
 

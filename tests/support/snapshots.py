@@ -17,8 +17,8 @@ from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, TableFile, encode_snapshot, read_snapshot
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.upkeep.snapshot import (
-    MEMORY_BYTES,
     SnapshotPlan,
     SnapshotPolicy,
     Taken,

@@ -23,6 +23,7 @@ from statekeeper.statestore.contents.chain import Chain, walk
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.upkeep import verification
 from statekeeper.statestore.maintenance.upkeep.verification import Reads, SnapshotRead
 from statekeeper.statestore.maintenance.upkeep.verification.read_back import ReadBack, read_all
@@ -120,6 +121,6 @@ def _read(
             if waiting[chain.store]
         ]
         due = [read for read in turn if read is not None]
-        read_all(storage, due, ended, scratch=deep.scratch, clock=deep.clock)
+        read_all(storage, due, ended, executor=LocalExecutor(clock=deep.clock, scratch=deep.scratch))
     if failed:
         raise failed[0]

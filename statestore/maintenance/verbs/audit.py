@@ -8,6 +8,7 @@ from pathlib import Path
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.upkeep import audit, retention
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, AuditFacts, AuditPolicy, Finding
 from statekeeper.statestore.maintenance.upkeep.retention import Forecast
@@ -52,13 +53,14 @@ def look(
     clock: Clock,
     scratch: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    cluster: Executor | None = None,
 ) -> Looked:
     """Audit a checkpoint with its retention policy, and forecast the plan that `retention.plan` makes. Read-only.
 
-    `scratch`, `progress`: as in `audit.gather`. Raises as `audit.gather`.
+    `scratch`, `progress`, `cluster`: as in `audit.gather`. Raises as `audit.gather`.
     """
     before = storage.requests.snapshot()
-    facts = audit.gather(storage, scratch=scratch, progress=progress)
+    facts = audit.gather(storage, scratch=scratch, progress=progress, cluster=cluster)
     found = judged(facts, policies)
     figures = _forecast(storage, policies, clock)
     return Looked(facts, found, figures, storage.requests.since(before))

@@ -22,10 +22,10 @@ from statekeeper.statestore.base.errors import StatekeeperError, naming_root
 from statekeeper.statestore.base.messages import with_name, without_root
 from statekeeper.statestore.base.workers import PROCESS_BYTES, WORKERS
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS, require_stopped
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor, LocalExecutor
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.records.history import Json, recorded
 from statekeeper.statestore.maintenance.records.lease import BEAT_SECONDS, HeldLease
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 from statekeeper.statestore.maintenance.verbs import guards
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.guards import Refusals
@@ -65,6 +65,7 @@ class Run:
     stopped             a person confirms that the query is stopped
     workers, memory_bytes, process_bytes  what the verb may use of this machine: see `Machine`
     kept_bytes          most bytes of SST files that stay below `scratch` for the next snapshots: see `snapshot.execute_all`
+    cluster             runs the tasks of the verb elsewhere; None for this machine
     open_other          opens another location by its URL or name: the destination of a copy, the output of the query
     named               completes the commands of a message, which have a placeholder for the root; by default with its URL
     """
@@ -79,6 +80,7 @@ class Run:
     memory_bytes: int = MEMORY_BYTES
     process_bytes: int = PROCESS_BYTES
     kept_bytes: int = 0
+    cluster: Executor | None = None
     open_other: Callable[[str], Storage] = open_storage
     named: Callable[[str], str] | None = None
 
@@ -90,6 +92,17 @@ class Run:
     def clock(self) -> Clock:
         """The clock of the process."""
         return self.by.clock
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the tasks of the verb."""
+        return self.cluster or LocalExecutor(
+            scratch=self.scratch,
+            clock=self.by.clock,
+            ids=self.by.ids,
+            memory_bytes=self.memory_bytes,
+            workers=self.workers,
+        )
 
     def pasteable(self, text: str) -> str:
         """Return a text with commands that can be pasted."""

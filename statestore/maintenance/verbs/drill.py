@@ -175,20 +175,11 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
 
         with record.kept():
             drill.drill_all(
-                work.storage,
+                drill.DrillEach(storage=work.storage, conf=facts.conf, contents=contents, is_shown=self.against_spark),
                 plan.plan.drill,
-                facts.conf,
-                contents,
                 ended,
-                machine=drill.Machine(
-                    scratch=run.scratch,
-                    clock=run.clock,
-                    ids=run.by.ids,
-                    workers=run.workers,
-                    memory_bytes=run.memory_bytes,
-                ),
+                executor=run.executor,
                 again=lambda one: drill.again(work.storage, one, plan.gathered, stopped=run.stopped),
-                is_shown=self.against_spark,
             )
         if self.against_spark:
             # A session of Spark may fail or be interrupted: the restores are on record before.

@@ -141,8 +141,7 @@ class Retention(Verb[PlannedRetention, Deleted, tuple[Deleted, ...]]):
             run=run.id,
             lease=work.lease,
             clock=run.clock,
-            scratch=run.scratch,
-            workers=run.workers,
+            executor=run.executor,
         )
         for step in steps:
             done.append(step)

@@ -14,6 +14,7 @@ from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.records.history import History, Json
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.snapshot import (
@@ -183,12 +184,8 @@ class Snapshot(Verb[PlannedSnapshots, Ended, Snapshots]):
             work.storage,
             plan.plan.take,
             record,
-            scratch=run.scratch,
-            workers=run.workers,
-            memory_bytes=run.memory_bytes,
+            executor=run.executor,
             kept_bytes=run.kept_bytes,
-            clock=run.by.clock,
-            ids=run.by.ids,
         )
         return Snapshots.of(ended, plan.plan)
 
@@ -348,7 +345,8 @@ def take_emergency_snapshots(
         ended(action, outcome)
 
     _reported(unrecorded, lambda: history.plan(map(as_json.of_action, actions)))
-    snapshot.execute_all(storage, actions, record, scratch=scratch, workers=1, clock=clock, ids=ids)
+    one_at_a_time = LocalExecutor(clock=clock, ids=ids, scratch=scratch, workers=1)
+    snapshot.execute_all(storage, actions, record, executor=one_at_a_time)
     _reported(unrecorded, lambda: history.outcome(done))
 
 

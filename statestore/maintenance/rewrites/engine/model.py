@@ -17,8 +17,8 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal, Re
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
-from statekeeper.statestore.maintenance.upkeep.snapshot import MEMORY_BYTES
 
 
 class Source(Enum):

@@ -24,6 +24,7 @@ from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.format.state_conf import OURS, StateConf, state_conf
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.records import quarantine, skipped_batches
 from statekeeper.statestore.maintenance.records.skipped_batches import SkippedBatches
 from statekeeper.statestore.maintenance.upkeep import verification
@@ -36,7 +37,7 @@ from statekeeper.statestore.maintenance.upkeep.audit.facts import (
     StoreAuditFacts,
     attempt,
 )
-from statekeeper.statestore.maintenance.upkeep.audit.store import Way, gather_store
+from statekeeper.statestore.maintenance.upkeep.audit.store import ToLook, Way, gather_store, look_elsewhere
 from statekeeper.statestore.root.binding import Binding, read_binding
 from statekeeper.statestore.root.columns import OlderSchemas
 from statekeeper.statestore.storage import Entry, Storage, at_once, is_hidden, list_members, read_lines
@@ -53,9 +54,14 @@ _MOST_OPERATORS = 1000
 
 
 def gather(
-    storage: Storage, *, scratch: Path | None = None, progress: Callable[[int, int], None] = lambda done, of: None
+    storage: Storage,
+    *,
+    scratch: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    cluster: Executor | None = None,
 ) -> AuditFacts:
     """Gather the facts of a checkpoint. With `scratch`, a folder on local disk, also read every byte of every store.
+    `cluster` then reads the stores.
 
     Requests: four listings, two more if files are ahead of the logs, one for each commit, a handful for the root, two for
     each operator; for a store see `gather_store`. `progress(done, total)` counts stores; several threads call it.
@@ -127,17 +133,25 @@ def gather(
         hidden=kept_hidden,
         with_families=with_families,
         omitted=root.omitted,
-        readable=log.readable.keys(),
+        readable=frozenset(log.readable),
         reads=reads,
         layouts=root.layouts,
     )
 
-    def look(store: StorePath) -> None:
-        looked = gather_store(way, store, committed[store], files.of(store))
+    def note(store: StorePath, looked: StoreAuditFacts | NotAudited) -> None:
         found[store] = looked if isinstance(looked, NotAudited) else replace(looked, gone=gone[store])
         progress(len(found), len(committed))
 
-    at_once(look, sorted(committed))
+    def look(store: StorePath) -> None:
+        note(store, gather_store(way, store, committed[store], files.of(store)))
+
+    if scratch is None or cluster is None:
+        at_once(look, sorted(committed))
+    else:
+        to_look = [
+            ToLook(store=store, committed=committed[store], files=files.of(store)) for store in sorted(committed)
+        ]
+        look_elsewhere(way, to_look, note, cluster)
     found |= commits.contradicted_among_gone(storage, log, found, described)
     unknown = [store.problem for store in found.values() if _is_unknown(store)]
     if unknown and len(unknown) == len(found):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from statekeeper.statestore.base.errors import (
+    StatekeeperError,
     StorageError,
     UnknownFormatVersion,
 )
@@ -18,6 +19,7 @@ from statekeeper.statestore.contents.chain import Chain, StoredSnapshot, walk
 from statekeeper.statestore.format.batch_log import object_of
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import OURS, StateConf
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.maintenance.upkeep import verification
 from statekeeper.statestore.maintenance.upkeep.audit import checksums
 from statekeeper.statestore.maintenance.upkeep.audit.facts import (
@@ -81,6 +83,50 @@ def gather_store(
         return NotAudited(store, FileProblem(error.path or store.folder, Flaw.UNKNOWN_FORMAT, error.what))
     except StorageError as error:
         return NotAudited(store, FileProblem(store.folder, Flaw.CORRUPT, f"cannot be read from storage: {error}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToLook:
+    """A store for a task: as the arguments of `gather_store`."""
+
+    store: StorePath
+    committed: Mapping[int, VersionId]
+    files: StoreFiles
+
+
+@dataclass(frozen=True)
+class LookEach:
+    """The task of a deep audit of one store."""
+
+    way: Way
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.way.storage,)
+
+    def __call__(self, item: ToLook, place: Place) -> StoreAuditFacts | NotAudited:
+        return gather_store(replace(self.way, scratch=place.folder), item.store, item.committed, item.files)
+
+
+def look_elsewhere(
+    way: Way,
+    stores: Sequence[ToLook],
+    note: Callable[[StorePath, StoreAuditFacts | NotAudited], None],
+    cluster: Executor,
+) -> None:
+    """Gather the facts of stores on a cluster, and note each. If a task fails, the others are completed, and the first
+    error is raised."""
+    failed: list[StatekeeperError] = []
+
+    def ended(item: ToLook, outcome: StoreAuditFacts | NotAudited | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+        else:
+            note(item.store, outcome)
+
+    cluster.map(LookEach(way), stores, ended)
+    if failed:
+        raise failed[0]
 
 
 def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreAuditFacts:

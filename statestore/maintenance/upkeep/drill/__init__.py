@@ -7,7 +7,7 @@ that does not use the newest snapshot, with the rows of the last drill, or with 
 were not compared is never green.
 """
 
-from statekeeper.statestore.maintenance.upkeep.drill.execute import Machine, drill_all
+from statekeeper.statestore.maintenance.upkeep.drill.execute import DrillEach, drill_all
 from statekeeper.statestore.maintenance.upkeep.drill.gather import again, gather
 from statekeeper.statestore.maintenance.upkeep.drill.model import (
     Against,
@@ -28,12 +28,12 @@ __all__ = [
     "Against",
     "Comparison",
     "Differences",
+    "DrillEach",
     "DrillFacts",
     "DrillPlan",
     "DrillStore",
     "Drilled",
     "Found",
-    "Machine",
     "Reason",
     "StoreFacts",
     "Verdict",

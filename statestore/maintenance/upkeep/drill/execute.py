@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import (
     DAMAGES,
@@ -19,12 +18,12 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     UnknownFormatVersion,
 )
-from statekeeper.statestore.base.workers import in_pool
 from statekeeper.statestore.contents.differences import Change
 from statekeeper.statestore.contents.differences import Differences as RowDifferences
 from statekeeper.statestore.contents.rows import Contents, OpenStore, layout_or_bytes
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.maintenance.upkeep.drill.model import (
     Against,
     Comparison,
@@ -52,52 +51,61 @@ _DECODED_ROWS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What a drill may use. `memory_bytes`: of all workers together."""
+class DrillEach:
+    """The task of a restore. `contents`, `is_shown`: see `drill_all`."""
 
-    scratch: Path
-    clock: Clock
-    ids: Ids
-    workers: int
-    memory_bytes: int
+    storage: Storage
+    conf: StateConf
+    contents: Contents | None
+    is_shown: bool = False
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, action: DrillStore, place: Place) -> Drilled:
+        # At most two loads of a store are open at once.
+        limits = EngineLimits(block_bytes=4096, replay_bytes=place.memory_bytes // (2 * place.at_a_time))
+        return _Drill(
+            storage=self.storage,
+            action=action,
+            conf=self.conf,
+            contents=self.contents,
+            limits=limits,
+            place=place,
+            is_shown=self.is_shown,
+        ).run()
 
 
 def drill_all(
-    storage: Storage,
+    task: DrillEach,
     actions: Sequence[DrillStore],
-    conf: StateConf,
-    contents: Contents | None,
     ended: Callable[[DrillStore, Drilled | StatekeeperError], None],
     *,
-    machine: Machine,
+    executor: Executor,
     again: Callable[[StoreFacts], StoreFacts | None] = lambda facts: None,
-    is_shown: bool = False,
 ) -> None:
-    """Restore stores, `workers` at a time. A worker has at most two loads of a store on disk, each with its changelogs.
+    """Restore stores. A task has at most two loads of a store on disk, each with its changelogs.
 
-    `contents`: decodes the first key that differs; `again`: looks at a store again whose load failed; `is_shown`: digest
-    also the decoded rows. A failure does not stop the others; see `in_pool` for interruptions and the calls of `ended`.
+    `task.contents`: decodes the first key that differs; `task.is_shown`: digest also the decoded rows; `again`: looks at a
+    store again whose load failed. A failure does not stop the others; see `Executor.map` for interruptions and the calls of
+    `ended`.
     """
-    workers = max(1, min(machine.workers, len(actions)))
-    limits = EngineLimits(block_bytes=4096, replay_bytes=machine.memory_bytes // (2 * workers))
+    tries = dict.fromkeys((action.store for action in actions), 1)
+    while actions:
+        failed: list[DrillStore] = []
 
-    def work(action: DrillStore) -> Drilled:
-        for _ in range(_MOST_TRIES):
-            done = _Drill(
-                storage=storage,
-                action=action,
-                conf=conf,
-                contents=contents,
-                limits=limits,
-                machine=machine,
-                is_shown=is_shown,
-            ).run()
-            if done.digest or (now := again(action.facts)) is None:
-                break
-            action = DrillStore(facts=now, reason=action.reason)
-        return done
+        def judged(action: DrillStore, outcome: Drilled | StatekeeperError, failed: list[DrillStore] = failed) -> None:
+            is_lost = isinstance(outcome, Drilled) and not outcome.digest
+            now = again(action.facts) if is_lost and tries[action.store] < _MOST_TRIES else None
+            if now is None:
+                ended(action, outcome)
+            else:
+                tries[action.store] += 1
+                failed.append(DrillStore(facts=now, reason=action.reason))
 
-    in_pool(work, actions, ended, workers=workers)
+        executor.map(task, actions, judged)
+        actions = failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +117,19 @@ class _Drill:
     conf: StateConf
     contents: Contents | None
     limits: EngineLimits
-    machine: Machine
+    place: Place
     is_shown: bool
 
     def run(self) -> Drilled:
         """Restore the store, and compare it. Raises `LocalDiskFull`, `StorageError`."""
         facts = self.action.facts
-        with work_folder(self.machine.scratch, "drill") as folder:
-            started = self.machine.clock.monotonic_seconds()
+        with work_folder(self.place.folder, "drill") as folder:
+            started = self.place.clock.monotonic_seconds()
             try:
                 restored = self._loader(folder / "newest").restore(facts.version, folder / "newest" / "database")
             except _UNRESTORABLE as error:
                 return Drilled(action=self.action, problem=facts.problem or str(error))
-            seconds = self.machine.clock.monotonic_seconds() - started
+            seconds = self.place.clock.monotonic_seconds() - started
             report = restored.report
             with restored.database as database:
                 try:
@@ -146,8 +154,8 @@ class _Drill:
 
     def _loader(self, folder: Path) -> Loader:
         """A loader with a cache of its own: each load reads the storage."""
-        cache = LocalCopyFolder(folder / "store", self.limits, self.machine.ids)
-        store, clock = self.action.store, self.machine.clock
+        cache = LocalCopyFolder(folder / "store", self.limits, self.place.ids)
+        store, clock = self.action.store, self.place.clock
         return Loader(store, self.storage, cache, self.limits, clock=clock, lock_timeout_seconds=0, conf=self.conf)
 
     def _compared(self, restored: Restored, digest: str, folder: Path, *, is_finding: bool) -> tuple[Comparison, ...]:

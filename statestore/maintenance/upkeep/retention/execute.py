@@ -6,12 +6,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import LeaseLost, ObjectMissing, RefusedAsUnsafe, StatekeeperError
-from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.commit_log import CommitLog
@@ -19,6 +17,7 @@ from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.chain import StoredSnapshot, look_at_snapshot
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.maintenance.executors import Executor, LocalExecutor
 from statekeeper.statestore.maintenance.records import announcements, holds, quarantine
 from statekeeper.statestore.maintenance.records.lease import HeldLease
 from statekeeper.statestore.maintenance.upkeep import verification
@@ -176,14 +175,13 @@ def execute(
     run: str,
     lease: HeldLease,
     clock: Clock,
-    scratch: Path | None = None,
-    workers: int = WORKERS,
+    executor: Executor | None = None,
 ) -> Iterator[Deleted]:
     """Delete the files of the plan, store by store, and yield the result of each request.
 
-    First read in full all bases that were not read since they were written: `workers` at a time, on local disk below
-    `scratch` (None: the system's folder for temporary files). If a base is damaged or missing, nothing is deleted. The
-    record of reads keeps the result, so the next plan uses an older base for that store, or a lower floor.
+    First the executor reads in full all bases that were not read since they were written; None: threads of this process. If
+    a base is damaged or missing, nothing is deleted. The record of reads keeps the result, so the next plan uses an older
+    base for that store, or a lower floor. All deletions are requests of this process, which holds the lease.
 
     *Guarantee*: a crash at any request leaves every retained version loadable, and a second run completes the deletions.
     Before the deletions in a store, its files are listed again: its base must be intact and unchanged since the read, and a
@@ -192,7 +190,7 @@ def execute(
     """
     on_record = dict(planned.reads_on_record)
     if planned.reads:
-        steps = _read_bases(storage, planned, on_record, lease, clock, scratch, workers)
+        steps = _read_bases(storage, planned, on_record, lease, executor or LocalExecutor(clock=clock))
         yield from steps
         if any(step.outcome is not DeletionOutcome.READ for step in steps):
             return
@@ -382,9 +380,7 @@ def _read_bases(
     planned: RetentionPlan,
     on_record: dict[str, FileRead],
     lease: HeldLease,
-    clock: Clock,
-    scratch: Path | None,
-    workers: int,
+    executor: Executor,
 ) -> list[Deleted]:
     """Read the bases of the plan in full, and add the results to the record. Returns the steps in the plan's order."""
     lease.require()
@@ -407,7 +403,7 @@ def _read_bases(
     from statekeeper.statestore.maintenance.upkeep.verification.read_back import read_all
 
     try:
-        read_all(storage, planned.reads, ended, scratch=scratch, clock=clock, workers=workers)
+        read_all(storage, planned.reads, ended, executor=executor)
     finally:
         # Also after an interruption, so that the next run does not read these files again.
         if done:

@@ -8,7 +8,6 @@ FLIP-428 (incremental by file).
 
 from statekeeper.statestore.maintenance.upkeep.snapshot.execute import (
     KEPT_BYTES,
-    MEMORY_BYTES,
     Change,
     Published,
     Taken,
@@ -33,7 +32,6 @@ from statekeeper.statestore.maintenance.upkeep.snapshot.plan import plan
 
 __all__ = [
     "KEPT_BYTES",
-    "MEMORY_BYTES",
     "REPLAY_BYTES_PER_SECOND",
     "Change",
     "LeaveAlone",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,13 +22,13 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     UnknownFormatVersion,
 )
-from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.contents.chain import look_at_snapshot
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor, LocalExecutor, Place
 from statekeeper.statestore.maintenance.records import announcements
 from statekeeper.statestore.maintenance.upkeep.snapshot.model import TakeSnapshot
 from statekeeper.statestore.storage import Entry, Storage, at_once
@@ -214,9 +215,6 @@ def _gone(tables: tuple[TableFile, ...], there: Mapping[str, Entry]) -> list[Tab
 _SPARKS_BLOCK_BYTES = 4096
 """Spark's block size."""
 
-MEMORY_BYTES = 512 * 1024 * 1024
-"""Default memory for making snapshots."""
-
 KEPT_BYTES = 4 * 1024**3
 """Default bound of the tables that stay on local disk: the newest snapshots of a thousand stores of 4 MiB."""
 
@@ -254,40 +252,49 @@ class Taken:
     kept_tables: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class TakeEach:
+    """The task of a snapshot. `kept`: tables on local disk, of an executor in this process."""
+
+    storage: Storage
+    kept: KeptTables | None = None
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, action: TakeSnapshot, place: Place) -> Taken:
+        share = share_of(place.memory_bytes, place.at_a_time)
+        one = partial(
+            execute, self.storage, action, scratch=place.folder, clock=place.clock, ids=place.ids, memory_bytes=share
+        )
+        try:
+            return one(kept=self.kept)
+        except LocalDiskFull:
+            if self.kept is None or not self.kept.clear():
+                raise
+        return one()
+
+
 def execute_all(
     storage: Storage,
     actions: Sequence[TakeSnapshot],
     ended: Callable[[TakeSnapshot, Taken | StatekeeperError], None],
     *,
-    scratch: Path,
-    clock: Clock,
-    ids: Ids,
-    workers: int = WORKERS,
-    memory_bytes: int = MEMORY_BYTES,
+    executor: Executor,
     kept_bytes: int = 0,
 ) -> None:
-    """Make snapshots, `workers` at a time, which share `memory_bytes`. See `execute`.
+    """Make snapshots. See `execute`, and `Executor.map` for failures, interruptions and the calls of `ended`.
 
     `kept_bytes`: bound of the tables that stay on local disk for the next snapshots, see `kept_tables`; 0 for none. Tables
-    of a root on a file system are not kept: a copy is read no faster.
-
-    For failures, interruptions and the calls of `ended`, see `pool.in_pool`.
+    of a root on a file system are not kept: a copy is read no faster. Those on other hosts are not kept either.
     """
     from statekeeper.statestore.store.engine.kept_tables import kept_tables_of
 
-    at_a_time = max(1, min(workers, len(actions)))
-    share = share_of(memory_bytes, at_a_time)
-    kept = kept_tables_of(storage.url, scratch, kept_bytes, clock)
-
-    def work(action: TakeSnapshot) -> Taken:
-        try:
-            return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share, kept=kept)
-        except LocalDiskFull:
-            if kept is None or not kept.clear():
-                raise
-        return execute(storage, action, scratch=scratch, clock=clock, ids=ids, memory_bytes=share)
-
-    in_pool(work, actions, ended, workers=at_a_time)
+    kept = None
+    if isinstance(executor, LocalExecutor):
+        kept = kept_tables_of(storage.url, executor.folder, kept_bytes, executor.clock)
+    executor.map(TakeEach(storage=storage, kept=kept), actions, ended)
 
 
 def share_of(memory_bytes: int, at_a_time: int) -> int:

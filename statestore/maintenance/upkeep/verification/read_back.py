@@ -8,9 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import CorruptFile, LocalStateDamaged, StatekeeperError, UnknownFormatVersion
-from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.checkpoint.sidecars import pieces, readable
 from statekeeper.statestore.contents.chain import ReadFault
 from statekeeper.statestore.format import names
@@ -20,6 +18,7 @@ from statekeeper.statestore.format.compression import Readable
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, TableFile, read_snapshot
 from statekeeper.statestore.format.state_conf import OURS
 from statekeeper.statestore.format.table import NotVerified
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.maintenance.upkeep.verification.plan import SnapshotRead
 from statekeeper.statestore.maintenance.upkeep.verification.record import FileRead, stamp
 from statekeeper.statestore.storage import Entry, RequestCounts, Storage, at_once, read_or_none
@@ -51,24 +50,31 @@ def read_all(
     reads: Sequence[SnapshotRead],
     ended: Callable[[SnapshotRead, ReadBack | StatekeeperError], None],
     *,
-    scratch: Path | None,
-    clock: Clock,
-    workers: int = WORKERS,
+    executor: Executor,
 ) -> RequestCounts:
-    """Read snapshots, `workers` at a time. `scratch`: a folder with space for `workers` snapshots; None for the system's
-    temporary folder. Returns the requests.
+    """Read snapshots. The scratch folder of each place has a copy of each snapshot that it reads. Returns the requests.
 
     *Guarantee*: nothing is written below the root. A storage or local disk error is the outcome of its read; see
-    `pool.in_pool`.
+    `Executor.map`.
     """
     before = storage.requests.snapshot()
-
-    def work(read: SnapshotRead) -> ReadBack:
-        with work_folder(scratch, "verify") as folder:
-            return _Reader(storage, read, folder, clock.now_seconds()).run()
-
-    in_pool(work, reads, ended, workers=max(1, min(workers, len(reads))))
+    executor.map(ReadEach(storage), reads, ended)
     return storage.requests.since(before)
+
+
+@dataclass(frozen=True)
+class ReadEach:
+    """The task of a read."""
+
+    storage: Storage
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, read: SnapshotRead, place: Place) -> ReadBack:
+        with work_folder(place.scratch, "verify") as folder:
+            return _Reader(self.storage, read, folder, place.clock.now_seconds()).run()
 
 
 class _Reader:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.rounds.visit import Visit, visit
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import (
@@ -59,9 +60,7 @@ class Maintained:
             storage or self.storage,
             actions,
             lambda _, outcome: ended.append(outcome),
-            scratch=self.scratch,
-            clock=SystemClock(),
-            ids=RandomIds(),
+            executor=LocalExecutor(clock=SystemClock(), scratch=self.scratch),
             kept_bytes=kept_bytes,
         )
         [outcome] = ended

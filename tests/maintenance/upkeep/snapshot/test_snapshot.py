@@ -17,9 +17,9 @@ from statekeeper.statestore.format.changelog_header import Header
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.records.history import History
 from statekeeper.statestore.maintenance.upkeep.snapshot import (
-    MEMORY_BYTES,
     REPLAY_BYTES_PER_SECOND,
     Published,
     SkipReason,

@@ -1,0 +1,9 @@
+"""The application that `spark-submit` starts: `statekeeper`, in the driver of a cluster.
+
+It has a folder of its own, because Spark puts that folder first on the path of Python.
+"""
+
+from statekeeper.statestore.cli import main
+
+if __name__ == "__main__":
+    main()
