@@ -2,8 +2,8 @@
 
     python -m tests.support.on_a_cluster COMMANDS.json
 
-Each command is a list of arguments, or a number: the executor to kill while the command after it runs. Prints one line of
-JSON for each command: its exit code and the object that it printed.
+Each command is a list of arguments; or a number: seconds after which an executor is killed while the next command runs; or
+the settings of `SquareEach`. Prints one line of JSON for each: the exit code of a command and the object that it printed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.maintenance.executors import Place
+from statekeeper.statestore.maintenance.executors.spark import SparkExecutor
+from statekeeper.statestore.storage import Storage
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -42,7 +47,7 @@ class Ran(NamedTuple):
 
 def on_a_cluster(
     folder: Path,
-    *commands: Sequence[str] | float,
+    *commands: Sequence[str] | float | Mapping[str, Any],
     executors: int = 2,
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -69,6 +74,41 @@ def on_a_cluster(
     return [Ran(**json.loads(line)) for line in lines]
 
 
+@dataclass(frozen=True)
+class SquareEach:
+    """A task. Its worker dies of the item `deadly`; the item `defect` divides by zero."""
+
+    deadly: int = -1
+    defect: int = -1
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return ()
+
+    def __call__(self, item: int, place: Place) -> int:
+        if item == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item == self.defect:
+            raise ZeroDivisionError(item)
+        return item * item
+
+
+def _squares(given: Mapping[str, Any]) -> Ran:
+    told: dict[str, Any] = {}
+
+    def ended(item: int, outcome: int | StatekeeperError) -> None:
+        told[str(item)] = outcome.code if isinstance(outcome, StatekeeperError) else outcome
+
+    # By its importable name: the workers do not have this module as __main__.
+    from tests.support import on_a_cluster as named
+
+    try:
+        SparkExecutor(memory_bytes=0).map(named.SquareEach(**given["task"]), range(given["items"]), ended)
+    except RuntimeError as error:
+        return Ran(1, told, str(error))
+    return Ran(0, told, "")
+
+
 def _main(file: Path) -> None:
     from pyspark.sql import SparkSession
 
@@ -83,6 +123,9 @@ def _main(file: Path) -> None:
     for command in given["commands"]:
         if isinstance(command, float | int):
             kill_after = command
+            continue
+        if isinstance(command, dict):
+            print(json.dumps(_squares(command)._asdict()), flush=True)
             continue
         if kill_after is not None:
             threading.Timer(kill_after, _kill_an_executor).start()
