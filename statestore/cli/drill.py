@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -31,13 +31,14 @@ from statekeeper.statestore.cli.reports import show, show_plan
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.upkeep.drill import Found
-from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
+from statekeeper.statestore.maintenance.verbs.start_drill import StartDrill
 
 
 @click.command()
 @root_argument
-@verb_options(Drill)
+@verb_options(Drill, StartDrill)
 @stopped_option(
     "Restore also the two newest batches of a native query in structure V1, which a running query may replace."
 )
@@ -64,6 +65,9 @@ def drill(
     scratch: Path,
     memory_bytes: int,
     output: Output,
+    command: str | None,
+    place: str | None,
+    most_seconds: float,
     **given: Any,
 ) -> None:
     """Restore a sample of stores into scratch folders, time it, and compare the rows.
@@ -81,6 +85,10 @@ def drill(
     restore, or its rows differ. 4: a store was not compared, or not examined.
     """
     run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes, workers=workers)
+    if command is not None:
+        if chosen := [name for name, value in given.items() if value]:
+            raise click.UsageError(f"--start restores no single stores: leave out --{chosen[0].replace('_', '-')}")
+        _start(StartDrill(command=command, place=place, most_seconds=most_seconds), run, output, dry_run=dry_run)
     prepared = prepare(Drill(**given), run)
     if dry_run:
         show_plan(output, prepared)
@@ -99,6 +107,16 @@ def drill(
         prepared = perform(prepared, told)
     show(output, prepared)
     sys.exit(_exit_code(prepared.made))
+
+
+def _start(verb: StartDrill, run: Run, output: Output, *, dry_run: bool) -> NoReturn:
+    prepared = prepare(verb, run)
+    if dry_run:
+        show_plan(output, prepared)
+        sys.exit(FINDINGS if prepared.refusals else 0)
+    prepared = perform(prepared)
+    show(output, prepared)
+    sys.exit(0 if prepared.made is not None and prepared.made.is_green else FINDINGS)
 
 
 def _exit_code(made: Found | None) -> int:

@@ -185,6 +185,23 @@ class FailedDrill(_Line):
     error: str
 
 
+class PlannedStart(_Line):
+    """A query that a drill is about to start on a clone. `start_at`: the cloned batch; `commit`: the one that it must
+    commit."""
+
+    start_at: Count
+    commit: Count
+
+
+class StartedQuery(_Line):
+    """What a query did that a drill has started. `committed`: its newest batch; `seconds`: from its start to the commit."""
+
+    is_green: bool
+    committed: int | None = None
+    seconds: Seconds = 0.0
+    detail: str = ""
+
+
 HistoryRecord: TypeAlias = (
     PlannedSnapshot
     | TakenSnapshot
@@ -197,6 +214,8 @@ HistoryRecord: TypeAlias = (
     | PlannedDrill
     | DrilledStore
     | FailedDrill
+    | PlannedStart
+    | StartedQuery
 )
 
 
@@ -219,9 +238,10 @@ _DECODERS: Mapping[tuple[str, str], Mapping[str, Callable[[Json], HistoryRecord]
     },
     ("gc", "plan"): {"delete": PlannedDeletion.decode, "head": RetentionHead.decode},
     ("gc", "outcome"): {"outcome": DeletedFiles.decode, "failed": FailedRun.decode},
-    ("drill", "plan"): {"store": PlannedDrill.decode},
+    ("drill", "plan"): {"store": PlannedDrill.decode, "start_at": PlannedStart.decode},
     ("drill", "outcome"): {
         "verdict": DrilledStore.decode,
+        "is_green": StartedQuery.decode,
         "error": FailedDrill.decode,
         "failed": FailedRun.decode,
     },

@@ -266,8 +266,9 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
 
 
 def _workers(planned: PlannedRestores, run: Run) -> int:
-    """The number of stores that are restored at the same time."""
-    return max(1, min(run.workers, len(planned.plan.drill)))
+    """The number of stores that are restored at the same time. On a cluster, other tasks run on the same hosts."""
+    most = run.workers if run.cluster is None else max(2, run.workers)
+    return max(1, min(most, len(planned.plan.drill)))
 
 
 def _verdict(plan: DrillPlan, made: Found) -> str:
@@ -315,7 +316,12 @@ def _coverage(plan: DrillPlan) -> tuple[str, ...]:
 def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str]:
     predicted = sum(one.action.facts.predicted_seconds for one in made.drilled if one.digest)
     yield f"restore: predicted {predicted:,.2f} s, measured {made.seconds:,.2f} s, one store after another"
-    if (workers := _workers(planned, run)) > 1:
+    if run.cluster is not None:
+        yield (
+            "the stores were restored on the cluster, where other tasks ran on the same hosts: predictions do not use "
+            "these seconds. To measure, run drill without --executor spark"
+        )
+    elif (workers := _workers(planned, run)) > 1:
         yield (
             f"{workers:,} stores were restored at the same time, which makes each of them slower: predictions do not use "
             "these seconds. To measure, run drill with --workers 1"
