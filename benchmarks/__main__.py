@@ -136,6 +136,10 @@ SECTIONS: Mapping[str, Section] = {
         "Is the migration of a state faster than reading the input again?",
         "A changed query continues after minutes, also if its input is long or no longer exists.",
     ),
+    "executors": Section(
+        "What does a verb on Spark cost?",
+        "A cluster that you already have maintains terabytes in minutes. The table says what Spark itself costs.",
+    ),
     "publish": Section(
         "How long is a run that publishes few changes of a large state?",
         "A table of the state follows the query each minute, and the cost of a run depends on the changes.",
