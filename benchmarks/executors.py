@@ -53,8 +53,8 @@ def _snapshots(found: dict[int, list[dict[str, float]]], size_bytes: int, rounds
         columns=["", "ms per store", "CPU ms per store", "seconds, ratio to the pool"],
         rows=rows,
         notes=[
-            f"{rounds} rounds. local-cluster: each executor is a JVM with one slot, on the two cores of this machine. So this "
-            "is the overhead of Spark, not its scaling.",
+            f"{rounds} rounds. local-cluster: each executor is a JVM with one slot, on the two cores of this machine. So "
+            "this is the overhead of Spark, not its scaling.",
             "After a first pass over the same stores, which starts the executors and their Python workers.",
         ],
     )
