@@ -15,6 +15,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     Configuration,
     MirrorPolicy,
     Policies,
+    SinkTable,
     StateTable,
     with_options_of,
 )
@@ -25,8 +26,8 @@ from statekeeper.statestore.storage.query_metrics import Prices
 @dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
     """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
-    requests; `mirror`: None if it has none; `state_tables`: with its state; `job_prefix`, `has_rewrites`: those of its
-    fleet."""
+    requests; `mirror`: None if it has none; `state_tables`: with its state; `sinks`: the tables that it
+    writes; `job_prefix`, `has_rewrites`: those of its fleet."""
 
     name: str
     storage: Storage
@@ -37,6 +38,7 @@ class OpenedQuery:
     job_prefix: str = ""
     has_rewrites: bool = True
     state_tables: tuple[StateTable, ...] = ()
+    sinks: tuple[SinkTable, ...] = ()
 
     def command(self, verb: str, *options: str) -> str:
         """The `statekeeper` command that applies a verb to this query."""
@@ -125,6 +127,7 @@ class Fleet(dg.ConfigurableResource):
             job_prefix=self.job_prefix,
             has_rewrites=self.has_rewrites,
             state_tables=root.state_tables,
+            sinks=root.sinks,
         )
 
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:

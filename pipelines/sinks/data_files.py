@@ -6,7 +6,6 @@ A file that is not committed is invisible: it is of an attempt that failed or lo
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import time
 from collections import OrderedDict
@@ -24,108 +23,8 @@ from msgspec import Meta
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import StorageError, WrongResult
 from statekeeper.statestore.format import json_records
+from statekeeper.statestore.format.delta_statistics import FileStatistics
 from statekeeper.statestore.format.json_records import Count
-
-_COLUMNS = 32
-"""Delta's default: the first columns have statistics."""
-_LONGEST_TEXT = 32
-_MILLISECOND = dt.timedelta(milliseconds=1)
-
-
-class FileStatistics:
-    """Collects the statistics of one file. `columns`: the columns in the file."""
-
-    def __init__(self, columns: pa.Schema) -> None:
-        self._columns = [column for column in list(columns)[:_COLUMNS] if not pa.types.is_nested(column.type)]
-        self._rows = 0
-        self._nulls = dict.fromkeys((column.name for column in self._columns), 0)
-        self._smallest: dict[str, Any] = {}
-        self._largest: dict[str, Any] = {}
-        self._left_out = {column.name for column in self._columns if not _is_ordered(column.type)}
-
-    def add(self, rows: pa.Table) -> None:
-        """Add rows of the file."""
-        self._rows += rows.num_rows
-        for column in self._columns:
-            values, name = rows.column(column.name), column.name
-            self._nulls[name] += values.null_count
-            if name in self._left_out or values.null_count == len(values):
-                continue
-            # Spark: NaN is larger than any number; Arrow ignores it.
-            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(values)).as_py():
-                self._left_out.add(name)
-                continue
-            try:
-                found = pc.min_max(values).as_py()
-            except (OverflowError, ValueError):
-                # Python has no times outside of the years 1 to 9999. Spark writes such rows.
-                self._left_out.add(name)
-                continue
-            self._smallest[name] = min(self._smallest.get(name, found["min"]), found["min"])
-            self._largest[name] = max(self._largest.get(name, found["max"]), found["max"])
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the statistics as Delta names them."""
-        known = [column.name for column in self._columns if column.name not in self._left_out]
-        smallest = {name: _floor(self._smallest[name]) for name in known if name in self._smallest}
-        largest = {name: _ceiling(self._largest[name]) for name in known if name in self._largest}
-        return {
-            "numRecords": self._rows,
-            "minValues": {name: value for name, value in smallest.items() if value is not None},
-            "maxValues": {name: value for name, value in largest.items() if value is not None},
-            "nullCount": self._nulls,
-        }
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    checks = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_date,
-        pa.types.is_timestamp,
-    )
-    return any(check(kind) for check in checks)
-
-
-def _floor(value: Any) -> Any:
-    """Return a JSON value that is not larger than `value`; None if there is none."""
-    if isinstance(value, str):
-        return value[:_LONGEST_TEXT]
-    if isinstance(value, dt.datetime):
-        return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000))
-    return _plain(value)
-
-
-def _ceiling(value: Any) -> Any:
-    """Return a JSON value that is not smaller than `value`; None if there is none."""
-    if isinstance(value, str):
-        return value if len(value) <= _LONGEST_TEXT else None
-    if isinstance(value, dt.datetime):
-        rest = value.microsecond % 1000
-        if rest == 0:
-            return _moment(value)
-        before = value - dt.timedelta(microseconds=rest)
-        try:
-            return _moment(before + _MILLISECOND)
-        except OverflowError:  # after the year 9999
-            return None
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dt.date):
-        return value.isoformat()
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return None  # JSON has no infinity
-    return value
-
-
-def _moment(value: dt.datetime) -> str:
-    # Without a zone: a timestamp without time zone.
-    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return text if value.tzinfo is None else f"{text}Z"
-
 
 _FileName = Annotated[str, Meta(pattern=r"\Apart-[0-9]{5,}-[0-9a-f-]{36}\.snappy\.parquet\Z")]
 _OPEN_FILES = 64

@@ -37,6 +37,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     Mode,
     Policies,
     Root,
+    SinkTable,
     StateTable,
     bytes_of_mib,
     load,
@@ -186,13 +187,15 @@ class Duration(click.ParamType[float]):
 
 @dataclass(frozen=True)
 class Opened:
-    """The root that a verb works on: its storage, its policies, its configured mirror, its tables of state, and prices."""
+    """The root that a verb works on: its storage, its policies, its configured mirror, tables of state and sinks, and
+    prices."""
 
     storage: Storage
     policies: Policies
     mirror: MirrorPolicy | None = None
-    state_tables: tuple[StateTable, ...] = ()
     _: KW_ONLY
+    state_tables: tuple[StateTable, ...] = ()
+    sinks: tuple[SinkTable, ...] = ()
     prices: Prices = field(default_factory=Prices)
 
 
@@ -246,7 +249,14 @@ def with_options_of_command(ctx: click.Context, given: Configuration) -> Configu
 def _opened(spec: StorageSpec, root: Root) -> Opened:
     try:
         storage = open_storage(spec, is_hurried=False)
-        return Opened(storage, root.policies, root.mirror, root.state_tables, prices=root.prices)
+        return Opened(
+            storage,
+            root.policies,
+            root.mirror,
+            state_tables=root.state_tables,
+            sinks=root.sinks,
+            prices=root.prices,
+        )
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

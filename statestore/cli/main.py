@@ -30,6 +30,9 @@ VERBS = (
     VerbEntry("snapshot", _HEALTHY, "Only shorten a restart.", f"snapshot {_ROOT} --mode snapshots"),
     VerbEntry("drill", _HEALTHY, "Prove that stores restore, and how fast.", f"drill {_ROOT}"),
     VerbEntry("gc", _HEALTHY, "Only delete files that no retained batch needs.", f"gc {_ROOT}"),
+    VerbEntry(
+        "optimize", _HEALTHY, "Merge and delete files of the table it writes.", f"optimize {_JOB_ROOT} s3://lake/delays"
+    ),
     VerbEntry("repair", _RECOVER, "Remove what stops Spark, and keep the newest batch.", f"repair {_ROOT}"),
     VerbEntry("rewind", _RECOVER, "Go back to an earlier batch or time.", f"rewind {_ROOT} --to-batch 1200"),
     VerbEntry(
@@ -93,9 +96,10 @@ def main(config: Path | None) -> None:
     Act at once: maintain, snapshot, drill, clone, mirror, publish, history, savepoint, unpack, lease --break, --undo and
     --abort. Add --dry-run to only plan.
 
-    Need --apply: gc, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show their plan.
+    Need --apply: gc, optimize, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show
+    their plan.
 
-    Mode: for a native query, snapshot needs --mode snapshots, and gc --apply needs --mode full, unless statekeeper.toml
+    Mode: for a native query, snapshot needs --mode snapshots, and gc and optimize need --mode full, unless statekeeper.toml
     sets a mode.
 
     Exit codes: 0 success, 1 failure, 2 wrong usage, 3 findings, 4 partial success, 10 not a checkpoint, 11 another run

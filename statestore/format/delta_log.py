@@ -183,16 +183,21 @@ def parse_last_checkpoint(data: bytes) -> int | None:
         raise CorruptFile("is not the pointer to a checkpoint of a Delta log", path=LAST_CHECKPOINT) from error
 
 
-def parse_checkpoint(data: bytes, version: int) -> DeltaTable:
-    """Parse a checkpoint of the log. Raises `CorruptFile`, `UnknownFormatVersion`."""
-    path = checkpoint_path(version)
+def parse_checkpoint_file(data: bytes, path: str) -> list[dict[str, Any]]:
+    """Parse the actions in a file of a checkpoint. Raises `CorruptFile`."""
     try:
         file = pq.ParquetFile(io.BytesIO(data))
         known = [name for name in _CHECKPOINT.names if name in file.schema_arrow.names]
         rows = file.read(columns=known).to_pylist(maps_as_pydicts="lossy")
     except _BAD as error:
         raise CorruptFile("is not a checkpoint of a Delta log", path=path) from error
-    actions = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def parse_checkpoint(data: bytes, version: int) -> DeltaTable:
+    """Parse a checkpoint of the log. Raises `CorruptFile`, `UnknownFormatVersion`."""
+    path = checkpoint_path(version)
+    actions = parse_checkpoint_file(data, path)
     return replace(_applied(DeltaTable(), actions, path, version), last_checkpoint=version, operations=())
 
 
@@ -257,6 +262,75 @@ def _file_of(added: Mapping[str, Any], path: str) -> DataFile:
         vector=None if vector is None else parse_descriptor(vector, path),
         stats={name: value for name, value in stats.items() if name not in ("numRecords", "tightBounds")},
     )
+
+
+# -- several versions of a table ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedFile:
+    """A data file of a version, and its path as the log has it, which escapes some characters."""
+
+    file: DataFile
+    logged: str
+
+    def remove(self, now_ms: int) -> dict[str, Any]:
+        """Encode the action that removes the file without a change of data."""
+        body = self.file.remove(now_ms, changes_data=False)["remove"]
+        return {"remove": {**body, "path": self.logged}}
+
+
+class TableHistory:
+    """The versions of a table, read from the newest one down. Pass the actions of each commit to `add`, then those of a
+    checkpoint or of version 0.
+
+    files         the data files of the newest version, by path and deletion vector
+    last_versions the newest version that needs a file, by path: of a data file, or of a file with deletion vectors
+    transactions  the newest transaction of each application
+    """
+
+    def __init__(self, newest: int) -> None:
+        self.newest = newest
+        self.metadata: Mapping[str, Any] = {}
+        self.protocol: Mapping[str, Any] = {}
+        self.files: dict[tuple[str, str], LoggedFile] = {}
+        self.last_versions: dict[str, int] = {}
+        self.transactions: dict[str, int] = {}
+        self._known: set[tuple[str, str]] = set()
+
+    def add(self, actions: Iterable[Mapping[str, Any]], version: int, path: str) -> None:
+        """Add the actions of the next older version. Raises `CorruptFile`, `UnknownFormatVersion`."""
+        found = list(actions)
+        try:
+            for action in found:
+                if (removed := action.get("remove")) is not None:
+                    self._needed(str(removed["path"]), removed, version - 1, path)
+            for action in found:
+                if (added := action.get("add")) is not None:
+                    key = self._needed(str(added["path"]), added, self.newest, path)
+                    if key is not None:
+                        plain = {name: value for name, value in added.items() if name != "stats"}
+                        self.files[key] = LoggedFile(file=_file_of(plain, path), logged=str(added["path"]))
+                elif (one := action.get("txn")) is not None:
+                    self.transactions.setdefault(str(one["appId"]), int(one["version"]))
+                elif (one := action.get("metaData")) is not None:
+                    self.metadata = self.metadata or one
+                elif (one := action.get("protocol")) is not None:
+                    self.protocol = self.protocol or one
+        except BAD_VALUES as error:
+            raise CorruptFile(f"has an invalid action: {error!r}", path=path) from error
+
+    def _needed(self, logged: str, body: Mapping[str, Any], until: int, path: str) -> tuple[str, str] | None:
+        """Note the newest version that needs a file; return its key if no newer version has decided about it."""
+        raw = body.get("deletionVector")
+        vector = None if raw is None else parse_descriptor(raw, path)
+        key = unquote(logged), "" if vector is None else vector.unique_id
+        if key in self._known:
+            return None
+        self._known.add(key)
+        for needed in (key[0], *((vector.path,) if vector is not None and vector.file is not None else ())):
+            self.last_versions[needed] = max(until, self.last_versions.get(needed, until))
+        return key
 
 
 # -- a new table -------------------------------------------------------------------------------------------------------

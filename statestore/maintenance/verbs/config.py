@@ -20,6 +20,7 @@
     retention = { versions = 200 }
     mirror = { url = "s3://replica/flights", lag = "10m" }
     tables.airborne = { url = "s3://lake/airborne", operator = 0, where = ["open is not null"] }
+    sinks.delays = { url = "s3://lake/delays", keep_readers = "7d" }
 
     [parents.jobs]
     url = "s3://bucket/jobs/*/state"
@@ -327,6 +328,29 @@ class StateTable:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("name", "url")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SinkTable:
+    """A Delta table that the query writes, which `optimize` maintains. The options are those of `Optimize`."""
+
+    name: str
+    url: str
+    keep_readers_seconds: float = 7 * 86_400.0
+    file_mib: int = 128
+    no_compact: bool = False
+    no_vacuum: bool = False
+    retired_queries: tuple[str, ...] = ()
+
+    def inside(self, folder: str) -> SinkTable:
+        """Return the table in a folder of this location."""
+        return replace(self, url=f"{self.url.rstrip('/')}/{folder}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the verb."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("name", "url")}
+
+
+_KEYS_OF_SINK = ("url", "keep_readers", "file_mib", "compact", "vacuum", "retired_queries")
 _LISTS_OF_TABLE = ("columns", "partition_by", "where")
 _TEXTS_OF_TABLE = ("store", "family")
 _FLAGS_OF_TABLE = ("before_images", "plain_files")
@@ -352,7 +376,8 @@ class Outputs:
 @dataclass(frozen=True)
 class Root:
     """A configured checkpoint. `mirror`: None if it has none. `file`, `layers`: the file and the tables that give its
-    policies. `prices`: of its requests. `state_tables`: with its state. `outputs`: of its file."""
+    policies. `prices`: of its requests. `state_tables`: with its state. `sinks`: the tables that it writes. `outputs`: of
+    its file."""
 
     name: str
     spec: StorageSpec
@@ -364,6 +389,7 @@ class Root:
     prices: Prices = field(default_factory=Prices)
     state_tables: tuple[StateTable, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
+    sinks: tuple[SinkTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -385,7 +411,7 @@ class Parent:
     pattern         path of a folder below the URL; each `*` is a part of the name of its checkpoint
     below           path of the checkpoint in each folder; "" for the folder itself
     forget_seconds  how long a missing checkpoint is remembered
-    mirror, state_tables  with a folder of the same name for each
+    mirror, state_tables, sinks  with a folder of the same name for each
     tables, own     the policies of its file, and its own ones; without them, each checkpoint has `policies`
     """
 
@@ -402,6 +428,7 @@ class Parent:
     prices: Prices = field(default_factory=Prices)
     state_tables: tuple[StateTable, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
+    sinks: tuple[SinkTable, ...] = ()
 
     @property
     def url(self) -> str:
@@ -420,6 +447,7 @@ class Parent:
         path = "/".join(next(names) if "*" in segment else segment for segment in self.pattern.split("/"))
         mirror = self.mirror and self.mirror.inside("/".join(parts))
         of_state = tuple(one.inside("/".join(parts)) for one in self.state_tables)
+        sinks = tuple(one.inside("/".join(parts)) for one in self.sinks)
         name = f"{self.name}.{folder}"
         spec = replace(self.spec, url=self._place(path))
         if self.tables is None:
@@ -431,6 +459,7 @@ class Parent:
                 prices=self.prices,
                 state_tables=of_state,
                 outputs=self.outputs,
+                sinks=sinks,
             )
         layers = self.tables.layers(name, *([self.own] if self.own else []))
         policies = resolved(layers)
@@ -445,6 +474,7 @@ class Parent:
             prices=self.prices,
             state_tables=of_state,
             outputs=self.outputs,
+            sinks=sinks,
         )
 
     def child_at(self, url: str) -> Root | None:
@@ -1002,6 +1032,7 @@ class _Reader:
             layers=layers,
             prices=prices,
             state_tables=self._state_tables(body, where),
+            sinks=self._sinks(body, where),
         )
 
     def parent(self, name: str, body: dict[str, Any], tables: PolicyTables, prices: Prices) -> Parent:
@@ -1024,6 +1055,7 @@ class _Reader:
             forget_seconds=forget,
             mirror=self._mirror(body, where),
             state_tables=self._state_tables(body, where),
+            sinks=self._sinks(body, where),
             file=str(self._path),
             tables=tables,
             own=own,
@@ -1077,25 +1109,16 @@ class _Reader:
         return tuple(self._state_table(name, tables, f"{where}.tables") for name in sorted(tables))
 
     def _state_table(self, name: str, tables: dict[str, Any], where: str) -> StateTable:
-        body, key = self.table(tables, name, f"{where}."), f"{where}.{name[:_LONGEST_SHOWN]}"
-        if not _NAME.fullmatch(name):
-            raise self._bad(key, "is not a valid name", "use letters, digits, '_' and '-'")
-        self.require_known(body, tuple(one.name for one in fields(StateTable) if one.name != "name"), f"{key}.")
-        if not isinstance(url := body.get("url"), str):
-            raise self._bad(f"{key}.url", "is missing or not a string", 'write url = "s3://lake/table"')
-        given: dict[str, Any] = {"name": name, "url": self._absolute(url)}
+        known = tuple(one.name for one in fields(StateTable) if one.name != "name")
+        body, key, url = self._named_location(name, tables, where, known)
+        given: dict[str, Any] = {"name": name, "url": url}
         for one in _TEXTS_OF_TABLE:
             if one in body:
                 given[one] = self._text(body[one], f"{key}.{one}", "write a name", longest=_LONGEST_TEXT)
         for one in _LISTS_OF_TABLE:
-            values = body.get(one, [])
-            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-                raise self._bad(f"{key}.{one}", "is not a list of strings", f'write {one} = ["..."]')
-            given[one] = tuple(values)
+            given[one] = self._list(body, one, key)
         for one in _FLAGS_OF_TABLE:
-            if not isinstance(body.get(one, False), bool):
-                raise self._bad(f"{key}.{one}", "is not true or false", f"write {one} = true")
-            given[one] = body.get(one, False)
+            given[one] = self._flag(body, one, key, default=False)
         operator = body.get("operator")
         if operator is not None and (isinstance(operator, bool) or not isinstance(operator, int) or operator < 0):
             raise self._bad(f"{key}.operator", f"is {_shown(operator)}", "write the number of an operator")
@@ -1104,12 +1127,58 @@ class _Reader:
             raise self._bad(f"{key}.rename", "has a value that is not a name", 'write rename = { old = "new" }')
         return StateTable(**given, operator=operator, rename=rename)
 
+    def _named_location(
+        self, name: str, tables: dict[str, Any], where: str, known: tuple[str, ...]
+    ) -> tuple[dict[str, Any], str, str]:
+        """Return the table of a Delta table, its key, and its URL."""
+        body, key = self.table(tables, name, f"{where}."), f"{where}.{name[:_LONGEST_SHOWN]}"
+        if not _NAME.fullmatch(name):
+            raise self._bad(key, "is not a valid name", "use letters, digits, '_' and '-'")
+        self.require_known(body, known, f"{key}.")
+        if not isinstance(url := body.get("url"), str):
+            raise self._bad(f"{key}.url", "is missing or not a string", 'write url = "s3://lake/table"')
+        return body, key, self._absolute(url)
+
+    def _list(self, body: dict[str, Any], name: str, key: str) -> tuple[str, ...]:
+        values = body.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self._bad(f"{key}.{name}", "is not a list of strings", f'write {name} = ["..."]')
+        return tuple(values)
+
+    def _flag(self, body: dict[str, Any], name: str, key: str, *, default: bool) -> bool:
+        value = body.get(name, default)
+        if not isinstance(value, bool):
+            raise self._bad(f"{key}.{name}", "is not true or false", f"write {name} = {str(not default).lower()}")
+        return value
+
+    def _sinks(self, body: dict[str, Any], where: str) -> tuple[SinkTable, ...]:
+        tables = self.table(body, "sinks", f"{where}.")
+        return tuple(self._sink(name, tables, f"{where}.sinks") for name in sorted(tables))
+
+    def _sink(self, name: str, tables: dict[str, Any], where: str) -> SinkTable:
+        body, key, url = self._named_location(name, tables, where, _KEYS_OF_SINK)
+        given: dict[str, Any] = {}
+        if "keep_readers" in body:
+            given["keep_readers_seconds"] = self._duration(body["keep_readers"], f"{key}.keep_readers")
+        mib = body.get("file_mib", SinkTable.file_mib)
+        if not isinstance(mib, int) or isinstance(mib, bool) or not 1 <= mib <= MOST_MIB:
+            raise self._bad(f"{key}.file_mib", f"is {_shown(mib)}", f"write a number of MiB from 1 to {MOST_MIB:,}")
+        return SinkTable(
+            name=name,
+            url=url,
+            file_mib=mib,
+            no_compact=not self._flag(body, "compact", key, default=True),
+            no_vacuum=not self._flag(body, "vacuum", key, default=True),
+            retired_queries=self._list(body, "retired_queries", key),
+            **given,
+        )
+
     # -- policies -------------------------------------------------------------------------------------------------------
 
     def _own_layer(self, body: dict[str, Any], where: str, *others: str) -> Layer:
-        """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror`, `tables` and
-        `others`."""
-        beside = ("url", "storage", "mirror", "tables", *others)
+        """Return the policies of a root or parent, whose table also has `url`, `storage`, `mirror`, `tables`,
+        `sinks` and `others`."""
+        beside = ("url", "storage", "mirror", "tables", "sinks", *others)
         self.require_known(body, (*_POLICY_KEYS, *beside), f"{where}.")
         return self.layer({key: value for key, value in body.items() if key not in beside}, where)
 

@@ -18,7 +18,6 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from statekeeper.pipelines import DeltaSink
-from statekeeper.pipelines.sinks.data_files import FileStatistics
 from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.base.errors import (
@@ -28,6 +27,7 @@ from statekeeper.statestore.base.errors import (
     UnsupportedTable,
     WrongResult,
 )
+from statekeeper.statestore.format.delta_statistics import FileStatistics
 from tests.support.task_files import SIMPLE, attempt, simple, written
 
 UTC = dt.UTC

@@ -19,6 +19,7 @@ import pyarrow as pa
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.contents.delta_logs import deleted_positions
 from statekeeper.statestore.contents.rows import (
     Contents,
     Layout,
@@ -204,7 +205,7 @@ def find(storage: Storage, table: DeltaTable, changed: Changed, told: Callable[[
     pieces: list[tuple[npt.NDArray[np.int64], ...]] = []
     values: list[Hashes] = []
     for number, file in enumerate(held if len(changed) else []):
-        left = files.vector_of(storage, file)
+        left = deleted_positions(storage, file)
         for some in files.identities(storage, file):
             places = places_of(changed.keys, some.keys)
             rows = np.flatnonzero(places >= 0)
@@ -409,7 +410,7 @@ class _Index:
         places: list[tuple[npt.NDArray[np.int64], ...]] = []
         keys, values = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.uint64)]
         for number, file in enumerate(held):
-            left = files.vector_of(storage, file)
+            left = deleted_positions(storage, file)
             for some in files.identities(storage, file):
                 rows = np.flatnonzero(_inside(some.keys, begin, end))
                 rows = rows[~np.isin(rows + some.first, left)]

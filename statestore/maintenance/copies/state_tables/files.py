@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, ObjectMissing, RefusedAsUnsafe
+from statekeeper.statestore.contents.delta_logs import deleted_positions
 from statekeeper.statestore.format import delta_log
-from statekeeper.statestore.format.deletion_vectors import Positions, encode_file, parse, parse_from_file
+from statekeeper.statestore.format.deletion_vectors import Positions, encode_file
 from statekeeper.statestore.format.delta_log import DataFile, DeltaTable
 from statekeeper.statestore.maintenance.copies.state_tables.columns import KEY, VALUE, Hashes, partition_text
 from statekeeper.statestore.storage import OpenedObject, Storage, read_or_none
@@ -114,16 +115,6 @@ def write_checkpoint(storage: Storage, table: DeltaTable, now_ms: int) -> None:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def vector_of(storage: Storage, file: DataFile) -> Positions:
-    """Read the positions of the rows of a data file that do not belong to the table. One request, or none."""
-    one = file.vector
-    if one is None:
-        return np.zeros(0, np.int64)
-    if one.file is None:
-        return parse(one.inline, file.path)
-    return parse_from_file(storage.read_range(one.path, one.offset, one.size_bytes + 8), one)
-
-
 @dataclass(frozen=True)
 class Identities:
     """The keys and values of consecutive rows of a data file, as hashes. `first`: the position of the first row."""
@@ -197,7 +188,7 @@ def _rows_at(
 
 def live_rows(storage: Storage, file: DataFile, schema: pa.Schema, without: Positions) -> Iterator[pa.RecordBatch]:
     """Read the rows of a data file that belong to the table, with their hashes. `without`: more positions to leave out."""
-    left = np.union1d(vector_of(storage, file), without)
+    left = np.union1d(deleted_positions(storage, file), without)
     kept = np.setdiff1d(np.arange(file.rows, dtype=np.int64), left, assume_unique=True) if len(left) else None
     yield from _rows_at(storage, file, kept, schema, with_identities=True)
 
@@ -442,7 +433,7 @@ def with_vectors(storage: Storage, files: Sequence[tuple[DataFile, Positions]], 
     """Write the deletion vectors of data files, all into one file, and return the data files with them."""
     if not files:
         return []
-    whole = [np.union1d(vector_of(storage, file), positions) for file, positions in files]
+    whole = [np.union1d(deleted_positions(storage, file), positions) for file, positions in files]
     data, descriptors = encode_file(whole, uuid.UUID(ids.fresh()))
     storage.create(descriptors[0].path, data)
     return [replace(file, vector=one) for (file, _), one in zip(files, descriptors, strict=True)]

@@ -26,15 +26,15 @@ from statekeeper.statestore.format.logs import OffsetLog
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
-from statekeeper.statestore.maintenance.records import skipped_batches
+from statekeeper.statestore.format.untrusted import BAD_VALUES
+from statekeeper.statestore.maintenance.records import former_queries, skipped_batches
 from statekeeper.statestore.maintenance.records.quarantine import QuarantineRecord, QueryPosition
 from statekeeper.statestore.maintenance.rollback.rewind import sources
 from statekeeper.statestore.maintenance.rollback.rewind.facts import RewindFacts
 from statekeeper.statestore.root import attempts, binding
 from statekeeper.statestore.root.attempts import parsed_position
 from statekeeper.statestore.root.binding import rows_at
-from statekeeper.statestore.storage import Storage, at_once, list_members, read_lines, read_or_none
+from statekeeper.statestore.storage import Storage, at_once, list_members, read_or_none
 
 Placing = tuple[str | None, str | None]
 """The provider and the number of partitions in an offset log. A query keeps them; a rewrite appends a batch with others."""
@@ -142,7 +142,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
     is_own = origin is Origin.OWN
     bound = binding.parse_binding(storage.read(names.BINDING)) if is_own else None
     query_id = logs.parse_metadata(storage.read(names.QUERY_METADATA), names.QUERY_METADATA)
-    earlier = _earlier_rewinds(storage, entries)
+    earlier = former_queries.earlier_rewinds(storage, entries)
     undoable = skipped_batches.rewinds(storage, entries)
     begun = {one for path in entries if (one := _batch_in(path, names.OFFSETS)) is not None}
     described = [names.operator_metadata(operator) for operator in range(len(bound.stores) if bound else 0)]
@@ -164,8 +164,7 @@ def gather(storage: Storage, batch: int) -> RewindFacts:
         positions=file_source.positions(offsets, newest_offsets, entries),
         sources=sources.read(storage, offsets, newest_offsets, entries),
         query_id=query_id if bound is None else bound.query_id,
-        former_ids=frozenset(one for body in earlier for one in (str(body["former_query_id"]), str(body["query_id"])))
-        | set(() if bound is None else bound.former_ids),
+        former_ids=former_queries.ids(earlier, bound),
         known=max((newest, *begun, *(one for record in undoable for one in record.rewound), *map(_newest_of, earlier))),
         file_sinks=_file_sinks(storage, entries, earlier, undoable),
         skipped=skipped_batches.find(
@@ -219,19 +218,6 @@ def _offsets(storage: Storage, batch: int) -> OffsetLog:
 
 def _placing(log: OffsetLog) -> Placing:
     return log.conf.get(PROVIDER), log.conf.get(logs.SHUFFLE_PARTITIONS)
-
-
-def _earlier_rewinds(storage: Storage, paths: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the heads of the plans of the earlier rewinds whose records retention has kept."""
-    found = []
-    for path in paths:
-        if names.parse_history(path) == ("rewind", "plan"):
-            # The plan of an undo, or damaged. A plan has a line for each file, so its size has no limit.
-            with suppress(*BAD_VALUES, StopIteration, ObjectMissing, CorruptFile):
-                body = parsed_json(next(read_lines(storage, path)))
-                if {"former_query_id", "query_id"} <= body.keys():
-                    found.append(body)
-    return found
 
 
 def _newest_of(body: Mapping[str, Any]) -> int:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, RefusedAsUnsafe
-from statekeeper.statestore.contents import file_logs
+from statekeeper.statestore.contents import delta_logs, file_logs
 from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.untrusted import BAD_VALUES
-from statekeeper.statestore.maintenance.rollback.rewind import delta_log
 from statekeeper.statestore.maintenance.rollback.rewind.facts import RewindFacts
 from statekeeper.statestore.storage import Entry, Storage
-
-_OF_JOBS = "statekeeper-"
-"""Before the query id, in the application id of a `pipelines.DeltaSink`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,48 +52,38 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
     of them has a batch of an unknown job;
     `CorruptFile`, `StorageError`.
     """
-    versions = delta_log.versions_in(table.list(delta_log.LOG))
+    versions = delta_logs.versions_in(table.list(delta_logs.LOG))
     if not versions:
         raise NotACheckpoint("is no Delta table: it has no log", path=table.url, hint="check the URL after --sink")
-    names = {name for query_id in query_ids for name in (query_id, f"{_OF_JOBS}{query_id}")}
-    holds: int | None = None
+    names = delta_logs.applications(query_ids)
+    search = delta_logs.BatchSearch(batch, versions[-1])
     others: list[str] = []
-    first = versions[-1] + 1
     for version in reversed(versions):
         commit = _read(table, version, names)
-        if commit.written is not None and commit.written <= batch:
-            return _position(table, first, versions[-1], holds, others)
+        if search.ends_at(version, commit.written):
+            return _position(table, search, versions[-1], others)
         if commit.written is None:
             _require_known(table, version, commit)
             others.append(f"{version} {commit.operation}")
-        else:
-            holds, first = max(commit.written, holds or 0), version
     if versions[0] == 0:
-        return _position(table, first, versions[-1], holds, others)
+        return _position(table, search, versions[-1], others)
     raise RefusedAsUnsafe(
         f"the Delta log begins at version {versions[0]} and contains no batch up to {batch} of query "
         f"{', '.join(sorted(query_ids))}; Statekeeper cannot tell which version of the table to restore",
-        path=f"{table.url}/{delta_log.LOG}",
+        path=f"{table.url}/{delta_logs.LOG}",
         hint="find the version by its time in DESCRIBE HISTORY. Then run this command without --sink",
     )
 
 
-def _position(table: Storage, first: int, newest: int, holds: int | None, others: list[str]) -> DeltaPosition:
-    later = [text for text in others if int(text.split()[0]) > first]
+def _position(table: Storage, search: delta_logs.BatchSearch, newest: int, others: list[str]) -> DeltaPosition:
+    later = [text for text in others if int(text.split()[0]) > search.version + 1]
     return DeltaPosition(
-        url=_as_spark_reads_it(table.url),
-        version=first - 1,
+        url=delta_logs.as_spark_reads_it(table.url),
+        version=search.version,
         newest=newest,
-        holds=holds,
+        holds=search.holds,
         others=tuple(reversed(later)),
     )
-
-
-def _as_spark_reads_it(url: str) -> str:
-    """Return the location as Spark's SQL expects it: a plain path on a local disk, and s3a for a bucket."""
-    if url.startswith("file://"):
-        return unquote(url.removeprefix("file://"))
-    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
 
 
 @dataclass(frozen=True)
@@ -120,7 +105,7 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
         raise RefusedAsUnsafe(
             f"contains a batch of an unknown query ({commit.unknown}). This id may be a former id of this query, so "
             "Statekeeper cannot tell which version of the table to restore",
-            path=f"{table.url}/{delta_log.commit_path(version)}",
+            path=f"{table.url}/{delta_logs.commit_path(version)}",
             hint="find the version with DESCRIBE HISTORY. Then run this command without --sink",
         )
 
@@ -128,16 +113,16 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
 def _read(table: Storage, version: int, names: set[str]) -> _Commit:
     operation, written, unknown = "UNKNOWN", None, None
     hint = "run this command without --sink"
-    for kind, body in delta_log.actions(table, version, {"commitInfo", "txn"}, hint=hint):
+    for kind, body in delta_logs.actions(table, version, {"commitInfo", "txn"}, hint=hint):
         try:
             if kind == "commitInfo":
                 operation = str(body.get("operation", operation))
             elif (writer := str(body["appId"])) in names:
                 written = int(body["version"])
-            elif writer.startswith(_OF_JOBS):
+            elif writer.startswith(delta_logs.OF_JOBS):
                 unknown = writer
         except BAD_VALUES as error:
-            path = f"{table.url}/{delta_log.commit_path(version)}"
+            path = f"{table.url}/{delta_logs.commit_path(version)}"
             raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=hint) from error
     return _Commit(operation, written, unknown)
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from statekeeper.statestore.base.errors import CorruptFile, StorageError, UnsafePath
 from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.contents import delta_logs
 from statekeeper.statestore.format.untrusted import BAD_VALUES
-from statekeeper.statestore.maintenance.rollback.rewind import delta_log
 from statekeeper.statestore.maintenance.rollback.rewind.sources.data import DeltaVersions
 from statekeeper.statestore.storage import Storage, at_once
 
@@ -19,7 +19,7 @@ _LONGEST_URL_BYTES = 1024
 _SHOWN = 80
 """Characters of an invalid path in a text."""
 _HINT = "run this command without this --source"
-_MANAGED = (f"{delta_log.LOG}/_commits/", f"{delta_log.LOG}/_staged_commits/")
+_MANAGED = (f"{delta_logs.LOG}/_commits/", f"{delta_logs.LOG}/_staged_commits/")
 """Commits that a catalog has accepted and that are not in the log yet."""
 
 
@@ -28,9 +28,9 @@ def missing(table: Storage, data: DeltaVersions) -> tuple[list[str], str | None]
 
     Files of a change data feed are counted and not looked up. Raises `CorruptFile`, `StorageError`.
     """
-    listed = table.list(delta_log.LOG)
-    versions = delta_log.versions_in(listed)
-    newest = delta_log.newest_version(listed)
+    listed = table.list(delta_logs.LOG)
+    versions = delta_logs.versions_in(listed)
+    newest = delta_logs.newest_version(listed)
     first = data.version + 1 if data.is_snapshot else data.version
     later = [version for version in versions if version >= first]
     lost = [f"version {version}" for version in _gaps(first, [*later, max(newest + 1, first)])]
@@ -111,7 +111,7 @@ def _added(table: Storage, version: int) -> tuple[list[_Added], int]:
     """Return the files that a version adds, in Delta's order, and the number of its files in the change data feed. The
     first are without those of an OPTIMIZE: a stream does not read them."""
     found, changes = [], 0
-    for kind, body in delta_log.actions(table, version, {"add", "cdc"}, hint=_HINT):
+    for kind, body in delta_logs.actions(table, version, {"add", "cdc"}, hint=_HINT):
         if kind == "cdc":
             changes += 1
             continue
@@ -120,6 +120,6 @@ def _added(table: Storage, version: int) -> tuple[list[_Added], int]:
                 vector = body.get("deletionVector")
                 found.append(_Added(str(body["path"]), vector is not None and vector["storageType"] != "i"))
         except BAD_VALUES as error:
-            path = f"{table.url}/{delta_log.commit_path(version)}"
+            path = f"{table.url}/{delta_logs.commit_path(version)}"
             raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=_HINT) from error
     return found, changes

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from statekeeper.statestore.base.errors import UnsafePath, WrongOption
-from statekeeper.statestore.maintenance.rollback.rewind import delta_log
+from statekeeper.statestore.contents import delta_logs
 from statekeeper.statestore.maintenance.rollback.rewind.sources import delta, kafka
 from statekeeper.statestore.maintenance.rollback.rewind.sources.data import (
     DeltaVersions,
@@ -135,11 +135,11 @@ def _sorted(folders: Sequence[Storage], sources: Mapping[str, SourceData]) -> tu
     tables: dict[str, Storage] = {}
     others = []
     for storage in folders:
-        listed = storage.list(delta_log.LOG)
+        listed = storage.list(delta_logs.LOG)
         if not listed:
             others.append(storage)
             continue
-        table = delta_log.table_id(storage, listed, hint=_WITHOUT_THE_OPTION)
+        table = delta_logs.table_id(storage, listed, hint=_WITHOUT_THE_OPTION)
         if table is None:
             raise _wrong("has a Delta log without the id of the table", storage.url, sources)
         if table in tables and tables[table].url != storage.url:

@@ -2,25 +2,132 @@
 
 <table>/_delta_log/00000000000000000041.json                        {"commitInfo": ...}, {"txn": ...}, {"add": ...}
 <table>/_delta_log/00000000000000000040.checkpoint.parquet          all actions up to version 40
+<table>/_delta_log/00000000000000000040.checkpoint.<n>.<of>.parquet the same, in several files
 <table>/_delta_log/00000000000000000040.checkpoint.<uuid>.parquet   the same, of checkpoints V2; or .json
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.format.deletion_vectors import Positions, parse, parse_from_file
+from statekeeper.statestore.format.delta_log import DataFile
 from statekeeper.statestore.format.untrusted import BAD_VALUES, parsed_json
 from statekeeper.statestore.storage import Entry, OpenedObject, Storage, read_lines
 
 LOG = "_delta_log"
 _VERSION = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.json")
 _CHECKPOINT = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.checkpoint(?:\.[0-9a-f.-]+)?\.(?P<form>parquet|json)")
+_PARTS = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.checkpoint(?:\.[0-9]{{10}}\.(?P<of>[0-9]{{10}}))?\.parquet")
+OF_JOBS = "statekeeper-"
+"""Before the query id, in the application id of a `pipelines.DeltaSink`."""
+
+
+def applications(query_ids: Collection[str]) -> set[str]:
+    """Return the application ids of a query in the transactions of its tables: of a native query, and of a job."""
+    return {name for query_id in query_ids for name in (query_id, f"{OF_JOBS}{query_id}")}
+
+
+class BatchSearch:
+    """Finds the version of a table that has the rows up to a batch, from the newest version down: the last one before the
+    first version with a later batch. `holds`: the newest later batch in the table; None without one."""
+
+    def __init__(self, batch: int, newest: int) -> None:
+        self.version = newest
+        self.holds: int | None = None
+        self._batch = batch
+
+    def ends_at(self, version: int, written: int | None) -> bool:
+        """Look at the next older version. Return whether the search ends: it has a batch up to the target. `written`: the
+        batch of the query that the version has."""
+        if written is None:
+            return False
+        if written <= self._batch:
+            return True
+        self.version, self.holds = version - 1, max(written, self.holds or 0)
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedLog:
+    """The files of a log that a listing shows. `commits`: of the versions that follow each other up to the newest one;
+    `checkpoints`: the paths of each complete one by version, without those of checkpoints V2."""
+
+    commits: Mapping[int, Entry]
+    checkpoints: Mapping[int, tuple[str, ...]]
+
+    @property
+    def newest(self) -> int:
+        """The newest version."""
+        return max((*self.commits, *self.checkpoints))
+
+    @property
+    def oldest_commit(self) -> int:
+        """The oldest version of the commits."""
+        return min(self.commits, default=self.newest + 1)
+
+    @property
+    def oldest_readable(self) -> int | None:
+        """The oldest version that can be read; None if there is none."""
+        return 0 if self.oldest_commit == 0 else min(self._bases, default=None)
+
+    def base_of(self, version: int) -> int:
+        """Return the checkpoint from which a version is read; -1 if only commits are needed."""
+        return max((base for base in self._bases if base <= version), default=-1)
+
+    @property
+    def _bases(self) -> list[int]:
+        return [version for version in self.checkpoints if version >= self.oldest_commit - 1]
+
+
+def parse_listing(listed: Sequence[Entry]) -> ListedLog | None:
+    """Find the commits and checkpoints in a listing of the log; None if there are none."""
+    commits = {int(match["version"]): entry for entry in listed if (match := _VERSION.fullmatch(entry.path))}
+    parts: dict[tuple[int, int], list[str]] = {}
+    for entry in listed:
+        if match := _PARTS.fullmatch(entry.path):
+            parts.setdefault((int(match["version"]), int(match["of"] or 1)), []).append(entry.path)
+    checkpoints = {version: tuple(sorted(paths)) for (version, of), paths in parts.items() if len(paths) == of}
+    if not commits and not checkpoints:
+        return None
+    newest = max((*commits, *checkpoints))
+    oldest = newest + 1
+    while oldest - 1 in commits:
+        oldest -= 1
+    return ListedLog(
+        commits={version: entry for version, entry in commits.items() if version >= oldest}, checkpoints=checkpoints
+    )
+
+
+def as_spark_reads_it(url: str) -> str:
+    """Return a location as Spark's SQL expects it: a plain path on a local disk, and s3a for a bucket."""
+    if url.startswith("file://"):
+        return unquote(url.removeprefix("file://"))
+    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
+
+
+def in_sql(url: str) -> str:
+    """Return the name of the table at a location in Spark's SQL."""
+    return f"delta.`{as_spark_reads_it(url)}`"
+
+
+def deleted_positions(storage: Storage, file: DataFile) -> Positions:
+    """Read the positions of the rows of a data file that do not belong to the table. One request, or none."""
+    one = file.vector
+    if one is None:
+        return np.zeros(0, np.int64)
+    if one.file is None:
+        return parse(one.inline, file.path)
+    return parse_from_file(storage.read_range(one.path, one.offset, one.size_bytes + 8), one)
 
 
 def commit_path(version: int) -> str:

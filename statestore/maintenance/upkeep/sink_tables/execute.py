@@ -1,0 +1,209 @@
+"""Executes the plan of a sink table: merges files in commits that change no row, then deletes unneeded files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from statekeeper.statestore.base.clock import Clock, Ids
+from statekeeper.statestore.base.errors import AlreadyExists
+from statekeeper.statestore.format import delta_log
+from statekeeper.statestore.format.delta_log import DataFile, TableHistory
+from statekeeper.statestore.maintenance.upkeep.sink_tables.files import merged
+from statekeeper.statestore.maintenance.upkeep.sink_tables.model import MergeBin, SinkFacts, SinkPlan
+from statekeeper.statestore.storage import DELETE_BATCH, Storage, read_or_none
+from statekeeper.statestore.store.engine.scratch import work_folder
+
+_Item = TypeVar("_Item")
+
+OPERATION = "OPTIMIZE"
+ENGINE = "Statekeeper"
+_BINS = 16
+"""A commit has at most so many merges, so that an interrupted run loses little work."""
+
+
+class Outcome(Enum):
+    """What became of a merge."""
+
+    COMMITTED = "committed"
+    CHANGED = "another program removed some of its files, so that it was dropped"
+    OTHER_TABLE = "another program changed the columns or the protocol of the table, so that it was dropped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """Merges that ended together. `version`: of the table after their commit; None without one."""
+
+    outcome: Outcome
+    bins: int
+    files: int
+    size_bytes: int
+    made: int
+    made_bytes: int
+    version: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """A request that deleted files. `spared`: planned files that a later commit has added again."""
+
+    files: int
+    size_bytes: int
+    spared: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """What a run did."""
+
+    merges: tuple[Merged, ...]
+    removals: tuple[Removed, ...]
+
+    @property
+    def committed(self) -> tuple[Merged, ...]:
+        """The merges that are in the table."""
+        return tuple(one for one in self.merges if one.outcome is Outcome.COMMITTED)
+
+
+def execute(
+    facts: SinkFacts,
+    table: Storage,
+    planned: SinkPlan,
+    *,
+    file_bytes: int,
+    scratch: Path,
+    clock: Clock,
+    ids: Ids,
+    told: Callable[[Merged | Removed], None] = lambda step: None,
+) -> Optimized:
+    """Execute a plan. `table`: for requests under the lease; `told`: called after each commit and each deletion.
+
+    *Guarantee*: a crash at any request leaves each version of the table as it was. The next run plans the rest. Files of a
+    merge that was not committed are garbage, which a later run deletes.
+
+    Raises `CorruptFile`, `ObjectMissing`, `UnsupportedTable`, `StorageError`.
+    """
+    merges, removals = list[Merged](), list[Removed]()
+    log = _Tail(table, facts.version)
+    with work_folder(scratch, "optimize") as folder:
+        for some in _parts(planned.bins, _BINS):
+            made = [(one, merged(table, one, folder, file_bytes=file_bytes, clock=clock, ids=ids)) for one in some]
+            for step in _commit(log, made, clock):
+                merges.append(step)
+                told(step)
+    for deletions in _parts(planned.deletions, DELETE_BATCH):
+        # A RESTORE adds files again that a former version had.
+        log.follow()
+        left = [one for one in deletions if one.path not in log.added]
+        table.delete([one.path for one in left])
+        step = Removed(
+            files=len(left), size_bytes=sum(one.size_bytes for one in left), spared=len(deletions) - len(left)
+        )
+        removals.append(step)
+        told(step)
+    return Optimized(merges=tuple(merges), removals=tuple(removals))
+
+
+class _Tail:
+    """The commits of a table after the planned version.
+
+    added           the files that the newest of them needs
+    touched         all files that they name
+    is_other_table  one of them changes columns, properties or protocol
+    """
+
+    def __init__(self, table: Storage, version: int) -> None:
+        self.table, self.version = table, version
+        self.added: set[str] = set()
+        self.touched: set[str] = set()
+        self.is_other_table = False
+
+    def follow(self) -> None:
+        """Read the commits since the last call. One request for each, and one that finds no next one."""
+        while (data := read_or_none(self.table, path := delta_log.commit_path(self.version + 1))) is not None:
+            self.version += 1
+            actions = delta_log.parse_commit(data, path)
+            history = TableHistory(self.version)
+            history.add(actions, self.version, path)
+            self.added |= {name for name, needed in history.last_versions.items() if needed == self.version}
+            self.touched |= history.last_versions.keys()
+            self.is_other_table = self.is_other_table or bool(history.metadata or history.protocol)
+
+    def create(self, actions: Sequence[Mapping[str, Any]]) -> bool:
+        """Commit the next version. Returns False if another program has committed it."""
+        try:
+            self.table.create(delta_log.commit_path(self.version + 1), delta_log.encode_commit(actions))
+        except AlreadyExists:
+            return False
+        self.version += 1
+        return True
+
+
+_Made = Sequence[tuple[MergeBin, Sequence[DataFile]]]
+
+
+def _commit(log: _Tail, made: _Made, clock: Clock) -> Iterator[Merged]:
+    """Commit merges; drop those whose files another program has removed meanwhile. A batch of the query that is first does
+    not remove files, so that the merge is committed after it."""
+    while True:
+        log.follow()
+        kept = [(one, files) for one, files in made if not log.is_other_table and not _is_changed(one, log)]
+        dropped = [(one, files) for one, files in made if (one, files) not in kept]
+        if dropped:
+            # No commit names these files.
+            log.table.delete([file.path for _, files in dropped for file in files])
+            outcome = Outcome.OTHER_TABLE if log.is_other_table else Outcome.CHANGED
+            yield _step(outcome, dropped, None)
+        made = kept
+        if not made:
+            return
+        if log.create(list(_actions(made, log.version, int(clock.now_seconds() * 1000)))):
+            yield _step(Outcome.COMMITTED, made, log.version)
+            return
+
+
+def _is_changed(one: MergeBin, log: _Tail) -> bool:
+    return any(file.file.path in log.touched for file in one.files)
+
+
+def _step(outcome: Outcome, made: _Made, version: int | None) -> Merged:
+    return Merged(
+        outcome=outcome,
+        bins=len(made),
+        files=sum(len(one.files) for one, _ in made),
+        size_bytes=sum(one.size_bytes for one, _ in made),
+        made=sum(len(files) for _, files in made),
+        made_bytes=sum(file.size_bytes for _, files in made for file in files),
+        version=version,
+    )
+
+
+def _actions(made: _Made, read_version: int, now_ms: int) -> Iterator[dict[str, Any]]:
+    step = _step(Outcome.COMMITTED, made, None)
+    yield {
+        "commitInfo": {
+            "timestamp": now_ms,
+            "operation": OPERATION,
+            "operationParameters": {"predicate": "[]", "zOrderBy": "[]", "clusterBy": "[]", "auto": "false"},
+            "operationMetrics": {
+                "numRemovedFiles": str(step.files),
+                "numRemovedBytes": str(step.size_bytes),
+                "numAddedFiles": str(step.made),
+                "numAddedBytes": str(step.made_bytes),
+            },
+            "readVersion": read_version,
+            "isolationLevel": "SnapshotIsolation",
+            "isBlindAppend": False,
+            "engineInfo": ENGINE,
+        }
+    }
+    for one, files in made:
+        yield from (file.remove(now_ms) for file in one.files)
+        yield from (file.add(changes_data=False) for file in files)
+
+
+def _parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
