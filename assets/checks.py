@@ -28,6 +28,7 @@ from statekeeper.statestore.maintenance.upkeep.drill import Found, Verdict
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
 from statekeeper.statestore.maintenance.verbs.audit import described
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
+from statekeeper.statestore.maintenance.verbs.optimize import MOST_SMALL_FILES, PreparedSink, small_files_left
 from statekeeper.statestore.maintenance.verbs.report import Figure
 from statekeeper.statestore.maintenance.verbs.snapshot import (
     PlannedSnapshots,
@@ -84,6 +85,12 @@ NEWEST_SNAPSHOT_RESTORES = Check(
     "Each store of the last drill restored from its newest snapshot and the changelogs since, and its rows were compared "
     "and are equal. Red: a store does not restore, or with other rows (ERROR); or the rows of a store were not compared "
     "(WARN). The result names the store. Do not run gc before its cause is known.",
+)
+SINK_TABLES_ARE_HEALTHY = Check(
+    "sink_tables_are_healthy",
+    f"Each table that the query writes has at most {MOST_SMALL_FILES:,} small files, and its log and its files stay long "
+    "enough for a rewind to each retained batch. Red: readers of the table are slow, or a rewind cannot restore the table. "
+    "The result names the table and the statement or command.",
 )
 LINEAGE_CHECKS = [LINEAGE_IS_GAPLESS, COMMIT_LOG_MATCHES_FILES, FAR_FROM_LINEAGE_CEILING]
 
@@ -191,6 +198,32 @@ def newest_snapshot_restores(
                 "measured_seconds": round(sum(of.seconds for of in found.values()), 3),
             }
         ),
+    )
+
+
+def sink_tables_are_healthy(
+    done: Mapping[str, PreparedSink], failed: Mapping[str, StatekeeperError], query: OpenedQuery
+) -> dg.AssetCheckResult:
+    """Check that the tables of a query have few small files, and that they serve a rewind. `done`, `failed`: by the names
+    of the tables."""
+    left = {name: small_files_left(one.plan.plan, one.made) for name, one in done.items()}
+    problems = [f"{name}: {error}" for name, error in failed.items()]
+    for name, one in done.items():
+        problems += [f"{name}: {finding}" for finding in one.plan.plan.findings]
+        if left[name] > MOST_SMALL_FILES:
+            notes = "".join(f"; {note}" for note in one.plan.plan.notes)
+            problems.append(f"{name} has {counted(left[name], 'small file')}{notes}")
+    number = sum(left.values())
+    description = f"{counted(len(done), 'table')} with {counted(number, 'small file')}."
+    if problems:
+        more = f" ({len(problems) - 1:,} more)" if len(problems) > 1 else ""
+        description = with_next(f"{problems[0]}{more}", query.command("optimize"))
+    return dg.AssetCheckResult(
+        check_name=SINK_TABLES_ARE_HEALTHY.name,
+        passed=not problems,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=printable(description),
+        metadata=_figures({"small_files": number, "tables": len(done), "failed_tables": len(failed)}),
     )
 
 

@@ -12,7 +12,15 @@ from pydantic import BaseModel, Field
 
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import Translate
-from statekeeper.assets.schedules import DRILL_CRON, HEALTH_CRON, HISTORY_CRON, MIRROR_CRON, PUBLISH_CRON, REPORT_CRON
+from statekeeper.assets.schedules import (
+    DRILL_CRON,
+    HEALTH_CRON,
+    HISTORY_CRON,
+    MIRROR_CRON,
+    OPTIMIZE_CRON,
+    PUBLISH_CRON,
+    REPORT_CRON,
+)
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE
 from statekeeper.statestore.contents.quiet import QUIET_SECONDS
@@ -234,6 +242,9 @@ class FleetComponent(dg.Component, dg.Resolvable):
             REPORT_CRON,
         ),
     ] = REPORT_CRON
+    optimize_cron: Annotated[
+        str, _described("When the tables that queries write are optimized, as a cron expression.", OPTIMIZE_CRON)
+    ] = OPTIMIZE_CRON
     rewrites: Annotated[
         bool, _described("Whether the fleet has the assets and jobs that rewrite the state of a stopped query.")
     ] = True
@@ -273,6 +284,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             drill_cron=self.drill_cron,
             history_cron=self.history_cron,
             report_cron=self.report_cron,
+            optimize_cron=self.optimize_cron,
             alerts=self.alerts,
             automation=self.automation,
             rewrites=self.rewrites,

@@ -30,11 +30,13 @@ from statekeeper.assets.schedules import (
     HEALTH_CRON,
     HISTORY_CRON,
     MIRROR_CRON,
+    OPTIMIZE_CRON,
     PUBLISH_CRON,
     REPORT_CRON,
     schedules,
 )
 from statekeeper.assets.sensors import sensors
+from statekeeper.assets.sink_table import sink_table
 from statekeeper.assets.sources import sources
 from statekeeper.assets.state_table import state_table
 from statekeeper.resources.fleet import KEPT_TABLES_MIB, QUERIES_PER_RUN, Fleet
@@ -70,6 +72,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         drill_cron=environment.get("STATEKEEPER_DRILL_CRON", DRILL_CRON),
         history_cron=environment.get("STATEKEEPER_HISTORY_CRON", HISTORY_CRON),
         report_cron=environment.get("STATEKEEPER_REPORT_CRON", REPORT_CRON),
+        optimize_cron=environment.get("STATEKEEPER_OPTIMIZE_CRON", OPTIMIZE_CRON),
     )
 
 
@@ -96,6 +99,7 @@ def build_definitions(
     drill_cron: str = DRILL_CRON,
     history_cron: str = HISTORY_CRON,
     report_cron: str = REPORT_CRON,
+    optimize_cron: str = OPTIMIZE_CRON,
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
@@ -131,6 +135,7 @@ def build_definitions(
     drill_cron       when a sample of the stores of each query is restored
     history_cron     when the history of all queries is added to its tables
     report_cron      when the report of all queries is written
+    optimize_cron    when the tables that queries write are optimized
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
@@ -175,6 +180,7 @@ def build_definitions(
         drill_cron=drill_cron,
         history_cron=history_cron,
         report_cron=report_cron,
+        optimize_cron=optimize_cron,
         streaming_query=None if streaming_query is None else dg.AssetDep(asset_key(streaming_query)),
         with_rewrites=rewrites,
         with_automation=automation is not False,
@@ -216,6 +222,7 @@ def _definitions(
     drill_cron: str,
     history_cron: str,
     report_cron: str,
+    optimize_cron: str,
     streaming_query: dg.AssetDep | None = None,
     with_rewrites: bool = True,
     with_automation: bool = True,
@@ -228,6 +235,7 @@ def _definitions(
     drills = restore_drill(names, external)
     recorded = history_table(names, health)
     reported = fleet_report(names, health)
+    sinks = sink_table(names, external)
     by_hand = {
         **(all_rewrites(names, external) if with_rewrites else {}),
         "clone": clone(names, external),
@@ -241,6 +249,7 @@ def _definitions(
         mirrors,
         of_state,
         drills,
+        sinks,
         health,
         recorded,
         reported,
@@ -251,6 +260,7 @@ def _definitions(
         mirror=mirrors,
         state_table=of_state,
         restore_drill=drills,
+        sink_table=sinks,
         fleet_health=health,
         history_table=recorded,
         fleet_report=reported,
@@ -274,6 +284,7 @@ def _definitions(
         drill_cron=drill_cron,
         history_cron=history_cron,
         report_cron=report_cron,
+        optimize_cron=optimize_cron,
     )
     by_event = sensors(runs, of_assets, pruning, maintenance=maintained, fleet_health=health)
     return dg.Definitions(

@@ -27,6 +27,7 @@ class Jobs:
     mirror_checkpoint: AssetJob
     publish_state: AssetJob
     drill_restore: AssetJob
+    optimize_sink: AssetJob
     refresh_fleet_health: AssetJob
     record_history: AssetJob
     write_report: AssetJob
@@ -35,7 +36,7 @@ class Jobs:
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
-        of_each = (self.mirror_checkpoint, self.publish_state, self.drill_restore)
+        of_each = (self.mirror_checkpoint, self.publish_state, self.drill_restore, self.optimize_sink)
         of_all = (self.refresh_fleet_health, self.record_history, self.write_report)
         return (*maintain, *self.by_hand, *of_each, *of_all)
 
@@ -47,6 +48,7 @@ def jobs(
     mirror: dg.AssetsDefinition,
     state_table: dg.AssetsDefinition,
     restore_drill: dg.AssetsDefinition,
+    sink_table: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
     history_table: dg.AssetsDefinition,
     fleet_report: dg.AssetsDefinition,
@@ -101,6 +103,14 @@ def jobs(
             restore_drill,
             description="Restores a sample of the stores of a query into scratch folders, times it, and compares the rows. "
             f"The schedule {names.of('weekly_drill')} launches it for each query.",
+        ),
+        # Without a limit on its runtime: the first run may merge many files.
+        optimize_sink=job(
+            "optimize_sink",
+            sink_table,
+            description="Merges small files of the Delta tables that a query writes, and deletes the files that no rewind "
+            f"and no reader needs. The schedule {names.of('weekly_optimize')} launches it for each query with `sinks` in "
+            "statekeeper.toml.",
         ),
         # A run that dies needs no recovery, because it writes nothing.
         refresh_fleet_health=job(

@@ -32,6 +32,10 @@ REPORT_CRON = "0 6 * * 1"
 """The default time at which the report of all queries is written: Monday at 06:00Z."""
 
 
+OPTIMIZE_CRON = "0 6 * * 0"
+"""The default time at which the tables that queries write are optimized: Sunday at 06:00Z."""
+
+
 def schedules(
     runs: OwnRuns,
     jobs: Jobs,
@@ -43,6 +47,7 @@ def schedules(
     drill_cron: str,
     history_cron: str,
     report_cron: str,
+    optimize_cron: str,
 ) -> list[dg.ScheduleDefinition]:
     """Make the schedules of a fleet."""
     names = runs.names
@@ -113,6 +118,18 @@ def schedules(
         yield from _of_each(runs, context, jobs.drill_restore, "drill", lambda root: True)
 
     @dg.schedule(
+        name=names.of("weekly_optimize"),
+        job=jobs.optimize_sink,
+        cron_schedule=optimize_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Merges small files and deletes unneeded ones in the tables of every query with `sinks` in "
+        "statekeeper.toml, unless the previous run has not ended.",
+    )
+    def weekly_optimize(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        yield from _of_each(runs, context, jobs.optimize_sink, "sink", lambda root: bool(root.sinks))
+
+    @dg.schedule(
         name=names.of("hourly_fleet_health"),
         job=jobs.refresh_fleet_health,
         cron_schedule=health_cron,
@@ -155,7 +172,7 @@ def schedules(
     def weekly_prune() -> dg.RunRequest:
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-    of_each = [nightly_sweep, mirror_queries, publish_queries, weekly_drill]
+    of_each = [nightly_sweep, mirror_queries, publish_queries, weekly_drill, weekly_optimize]
     return [*of_each, hourly_fleet_health, daily_history, weekly_report, weekly_prune]
 
 

@@ -33,6 +33,7 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.faulty_storage import SimulatedCrash
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import MAINTAINER, QUIET_SECONDS
+from tests.support.sink_tables import WrittenRoot
 from tests.support.structures import as_sparks
 from tests.support.switching import Dying, begin_a_switch, take_snapshots
 from tests.support.unpacked import unpacked
@@ -52,6 +53,7 @@ snapshot = {{ changelogs = 1 }}
 retention = {{ versions = 3, grace = "0s" }}
 mirror = {{ url = "copy" }}
 tables.counts = {{ url = "copy" }}
+sinks.rows = {{ url = "root/table" }}
 """
 
 
@@ -89,6 +91,10 @@ class Bases:
             "grown": Bases._make_grown,
             "job": lambda _, path: KeyedRoot(
                 open_storage(str(path)), path.with_suffix(".job"), partitions=2, key_groups=16
+            ).grow(2),
+            "written": lambda _, path: WrittenRoot(
+                KeyedRoot(open_storage(str(path)), path.with_suffix(".job"), partitions=1, key_groups=4),
+                open_storage(str(path / "table")),
             ).grow(2),
             "in batch logs": lambda _, path: Checkpoint(
                 open_storage(str(path)), path.with_suffix(".job"), in_batch_logs=True
@@ -184,6 +190,11 @@ class World:
     def copy(self) -> str:
         """The path of the destination of a copy."""
         return str(self.folder / "copy")
+
+    @property
+    def table(self) -> str:
+        """The path of the table that the query writes."""
+        return str(self.root / "table")
 
     @property
     def scratch(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from statekeeper.statestore.base.durations import duration_text
 from statekeeper.statestore.base.enum_codes import code
@@ -33,6 +34,10 @@ from statekeeper.statestore.storage import Storage
 _MIB = 1024 * 1024
 
 
+MOST_SMALL_FILES = 1_000
+"""A table with more small files is slow to read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedSink:
     """A plan of a sink table and its facts. `mode`: of the root."""
@@ -41,6 +46,15 @@ class PlannedSink:
     destination: Storage
     gathered: SinkFacts
     plan: SinkPlan
+
+
+PreparedSink: TypeAlias = "Prepared[PlannedSink, Merged | Removed, Optimized]"
+
+
+def small_files_left(plan: SinkPlan, made: Optimized | None) -> int:
+    """Return the most small files that the table has after a run; before one, those that it has."""
+    committed = made.committed if made else ()
+    return plan.small_files - sum(one.files - one.made for one in committed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +159,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
             told=work.tell,
         )
 
-    def report(self, prepared: Prepared[PlannedSink, Merged | Removed, Optimized]) -> Report:
+    def report(self, prepared: PreparedSink) -> Report:
         """Report the files by their rule, the merges, and what a rewind needs."""
         facts, plan, made = prepared.plan.gathered, prepared.plan.plan, prepared.made
         files, sizes = Counter[FileRule](), Counter[FileRule]()
@@ -180,7 +194,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
         elif not (plan.bins or deletions):
             done = ["nothing to merge or delete"]
         shown = _table(facts, files, sizes)
-        notes = (*plan.findings, *_kept_lines(facts, plan))
+        notes = (*plan.findings, *plan.notes, *_kept_lines(facts, plan))
         return Report(
             record={
                 "table": facts.table,
@@ -198,6 +212,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
                 ],
                 "deletions": [{"path": one.path, "bytes": one.size_bytes} for one in deletions],
                 "findings": list(plan.findings),
+                "notes": list(plan.notes),
                 "refusals": as_objects(prepared.refusals),
                 "done": [] if made is None else list(map(_of_step, (*made.merges, *made.removals))),
             },

@@ -376,6 +376,53 @@ def test_a_wrong_table_of_state_stops_its_root(tmp_path: Path, table: str) -> No
         found.find("orders")
 
 
+def test_a_root_has_the_tables_that_its_query_writes(tmp_path: Path) -> None:
+    found = load(
+        written(
+            tmp_path,
+            """
+            [roots.orders]
+            url = "orders"
+            sinks.delays = { url = "s3://lake/delays", keep_readers = "3d", file_mib = 64, compact = false }
+            sinks.other = { url = "other", vacuum = false, retired_queries = ["a"] }
+            [parents.jobs]
+            url = "jobs/*"
+            sinks.all = { url = "lake" }
+            """,
+        )
+    ).require_valid()
+    delays, other = found.roots["orders"].sinks
+    assert (delays.name, delays.url) == ("delays", "s3://lake/delays")
+    assert delays.options == {
+        "keep_readers_seconds": 3 * 86_400.0,
+        "file_mib": 64,
+        "no_compact": True,
+        "no_vacuum": False,
+        "retired_queries": (),
+    }
+    assert (other.no_compact, other.no_vacuum, other.retired_queries) == (False, True, ("a",))
+    [of_child] = found.find("jobs.crm").sinks
+    assert of_child.url == str(tmp_path / "lake" / "crm")
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "a = 1",
+        "a = {}",
+        'a = { url = "x", keep_readers = 7 }',
+        'a = { url = "x", file_mib = 0 }',
+        'a = { url = "x", file_mib = true }',
+        'a = { url = "x", compact = "no" }',
+        'a = { url = "x", unknown = 1 }',
+    ],
+)
+def test_a_wrong_sink_stops_its_root(tmp_path: Path, sink: str) -> None:
+    found = load(written(tmp_path, f'[roots.orders]\nurl = "orders"\n[roots.orders.sinks]\n{sink}\n'))
+    with pytest.raises(BadConfiguration, match=r"roots\.orders\.sinks"):
+        found.find("orders")
+
+
 # -- several files ------------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from statekeeper.statestore.maintenance.verbs.drill import Drill
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.verbs.optimize import Optimize
 from statekeeper.statestore.maintenance.verbs.publish import Publish
 from statekeeper.statestore.maintenance.verbs.repair import Repair
 from statekeeper.statestore.maintenance.verbs.retention import Retention
@@ -141,6 +142,13 @@ CASES: dict[str, Case] = {
         command=lambda world: ["gc", "flights"],
         launch=("", "retention", lambda world: {}),
         blocked_by=IN_A_PLAN,
+    ),
+    "optimize": Case(
+        base="written",
+        verb=lambda world: Optimize(destination=world.table),
+        command=lambda world: ["optimize", "flights", world.table],
+        launch=("", "sink_table", lambda world: {}),
+        blocked_by=(mode_observe, mode_snapshots, another_maintainer, a_rewrite_is_half_done),
     ),
     "switch": Case(
         verb=lambda world: Switch(to=Structure.V1),

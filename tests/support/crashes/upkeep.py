@@ -14,10 +14,12 @@ from statekeeper.statestore.maintenance.upkeep import retention
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SkipReason, SnapshotPolicy
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import perform
 from statekeeper.statestore.maintenance.verbs.drill import Drill
+from statekeeper.statestore.maintenance.verbs.optimize import Optimize
 from statekeeper.statestore.maintenance.verbs.retention import Retention
 from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import drills, runs, snapshots, verbs
 from tests.support.checkpoints import Checkpoint
 from tests.support.crashes import AnyVerb, Case, Crashing, Roots, differing
@@ -27,6 +29,7 @@ from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import maintainer
 from tests.support.rescales import rescale
 from tests.support.retention import take_snapshots
+from tests.support.sink_tables import WrittenRoot, in_days, optimized, planned
 from tests.support.switching import WRITES
 
 
@@ -196,8 +199,58 @@ class Drilling(_OfCheckpoint):
         self.check_half(roots, case)
 
 
+class Optimizing(Crashing):
+    """A table with small files, and with files that no rewind and no reader needs. Its requests are disturbed."""
+
+    verb: AnyVerb = Optimize
+    sides: Sequence[int] = (1,)
+    fewest, every, in_a_bucket = 100, 20, 1
+
+    def make_base(self) -> None:
+        folder = self.place.base_folder()
+        root = KeyedRoot(self.place.base_root(), folder / "hosts", partitions=1, key_groups=4)
+        self.made = WrittenRoot(root, open_storage(str(folder / "table")))
+        self.made.grow(2)
+        optimized(self.made, folder / "scratch")
+        self.made.grow(2)
+        self.made.retain(1, folder / "scratch")
+        self.rows = self.made.rows()
+
+    def ready(self) -> Roots:
+        return [self.place.copied(self.made.root.storage), self.place.copied(self.made.table, 1)]
+
+    def act(self, roots: Roots, *, clock: Clock | None = None) -> None:
+        later = in_days(30) if clock is None else in_days(31)
+        made = WrittenRoot(replace(self.made.root, storage=roots[0]), roots[1])
+        perform(planned(made, self.place.scratch(), by=later))
+
+    def rehearsed(self, roots: Roots, traced: Sequence[FaultyStorage]) -> None:
+        self.left = len(self._local(roots).data_files())
+        assert self.left < len(self.made.data_files())
+
+    def check_half(self, roots: Roots, case: Case) -> None:
+        local = self._local(roots)
+        assert local.rows() == self.rows, case
+        local.assert_all_retained_batches_can_be_restored()
+
+    def check_end(self, roots: Roots, case: Case, *, is_done: bool) -> None:
+        self.check_half(roots, case)
+        local = self._local(roots)
+        assert len(local.opened().file_uris()) == 1, case
+        # The second run also deletes what a merge before the crash has replaced, or has not committed.
+        assert len(local.data_files()) <= self.left, case
+
+    def audited(self, roots: Roots) -> Roots:
+        return roots[:1]
+
+    def _local(self, roots: Roots) -> WrittenRoot:
+        table = open_storage(str(self.place.local(roots[1])))
+        return WrittenRoot(replace(self.made.root, storage=roots[0]), table)
+
+
 UPKEEP: dict[str, type[Crashing]] = {
     "drill": Drilling,
+    "optimize": Optimizing,
     "snapshot": Snapshotting,
     "gc v2": Collecting,
     "gc v1": CollectingV1,

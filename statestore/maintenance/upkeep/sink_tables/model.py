@@ -130,7 +130,8 @@ class SinkPlan:
     verdicts      the decisions about all files in the folder of the table
     kept_from     the oldest version that stays readable
     small_files   of the newest version
-    findings      what a person should change, with the statement or command
+    findings      what a person should change, with the statement in SQL
+    notes         why small files are not merged
     """
 
     bins: tuple[MergeBin, ...]
@@ -138,6 +139,7 @@ class SinkPlan:
     kept_from: int
     small_files: int
     findings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     refusals: tuple[StatekeeperError, ...] = ()
 
     @property

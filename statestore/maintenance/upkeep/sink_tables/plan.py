@@ -73,7 +73,8 @@ def plan(facts: SinkFacts, policy: SinkPolicy, *, stopped: bool = False) -> Sink
         verdicts=tuple(_verdicts(facts, kept_from)) if policy.vacuums else (),
         kept_from=kept_from,
         small_files=len(small),
-        findings=tuple(_findings(facts, policy, has_small=bool(small))),
+        findings=tuple(_findings(facts)),
+        notes=tuple(_notes(facts, policy, has_small=bool(small))),
         refusals=refusals,
     )
 
@@ -216,7 +217,7 @@ def _differing(facts: SinkFacts) -> list[str]:
     return sorted(found)
 
 
-def _findings(facts: SinkFacts, policy: SinkPolicy, *, has_small: bool) -> Iterator[str]:
+def _findings(facts: SinkFacts) -> Iterator[str]:
     if facts.restored is None:
         yield (
             f"the log of the table begins at version {facts.oldest_readable} and no longer has the version of batch "
@@ -233,6 +234,9 @@ def _findings(facts: SinkFacts, policy: SinkPolicy, *, has_small: bool) -> Itera
                 f"{name} is {duration_text(kept)}, but a rewind to batch {facts.oldest} needs a version of the table that "
                 f"is {_days(age)} old: {who} that a rewind needs. Run in Spark: {_set(facts, name, 2 * age)}"
             )
+
+
+def _notes(facts: SinkFacts, policy: SinkPolicy, *, has_small: bool) -> Iterator[str]:
     if facts.merges and policy.compacts and has_small:
         yield (
             "the query writes with MERGE, which fails if files are merged at the same time: small files are merged only "

@@ -1,0 +1,169 @@
+"""`optimize` maintains the table of a real job, also while the job runs. A rewind and a RESTORE then still reach each
+retained batch, and Spark reads what it read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from statekeeper.pipelines.batch.progress import Phase
+from statekeeper.pipelines.sinks.sink import DeltaSink
+from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized
+from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
+from statekeeper.statestore.maintenance.verbs.optimize import Optimize
+from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
+from tests.support.counting import MERGING, ONE_JOB, V2, Job, once, variant
+from tests.support.sink_tables import in_days
+from tests.support.twins import clean, statekeeper
+
+pytestmark = pytest.mark.spark
+
+
+def optimized(job: Job, *, days: float = 0, stopped: bool = False) -> Optimized:
+    table = open_storage(str(job.folder / "output"))
+    run = verbs.a_run(
+        open_storage(str(job.root)), by=in_days(days), scratch=job.folder / "scratch", other=table, stopped=stopped
+    )
+    done = perform(prepare(Optimize(destination=table.url), run)).made
+    assert done is not None
+    return done
+
+
+def rewound(root: object, batch: int, *options: str) -> dict[str, Any]:
+    to = ("--to-batch", str(batch), *options, "--apply", "--confirm-stopped", "--output", "json")
+    shown = statekeeper("rewind", str(root), *to)
+    return dict(json.loads(shown[shown.index("{") :]))
+
+
+@pytest.mark.parametrize("kind", [ONE_JOB, pytest.param(V2, marks=pytest.mark.slow)])
+def test_after_optimize_a_job_is_rewound_to_its_oldest_retained_batch_and_continues_exactly_once(
+    tmp_path: Path, delta_session: SparkSession, kind: str
+) -> None:
+    job = variant(tmp_path, kind)
+    job.feed(4).run(delta_session)
+    assert optimized(job).committed
+    # The sink accepts the version of the merge.
+    job.feed(3).run(delta_session)
+    job.assert_right(7)
+    gc = ("gc", str(job.root), "--retain", "3", "--grace", "0s", "--apply")
+    statekeeper("snapshot", str(job.root), "--at-head", "--confirm-stopped")
+    statekeeper(*gc)
+    done = optimized(job, days=30)
+    assert sum(one.files for one in done.removals) > 0
+    job.assert_right(7, delta_session)
+    oldest = min(int(path.name) for path in (job.root / "commits").iterdir() if path.name.isdecimal())
+    assert oldest > 0
+    table = str(job.folder / "output")
+    of_root = rewound(job.root, oldest, "--sink", table)
+    rewound(job.checkpoint, oldest, "--query-id", of_root["query_id"])
+    delta_session.sql(of_root["sink"]["command"])
+    assert job.output()["number"].tolist() == job.expected(oldest + 1)["number"].tolist()
+    job.sink = DeltaSink(table, continue_at_batch=oldest + 1, writer=job.writer)
+    job.run(delta_session)
+    job.assert_right(7)
+    job.sink = None
+    # The former query, and the batches before the rewind, are known.
+    assert optimized(job, days=60).committed
+    job.feed(1).run(delta_session)
+    job.assert_right(8)
+    clean(open_storage(str(job.root)), job.folder / "scratch")
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPUTED, pytest.param(Phase.SINK_WRITING, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [ONE_JOB, pytest.param(V2, marks=pytest.mark.slow)])
+def test_a_merge_in_the_middle_of_a_batch_does_not_disturb_it(
+    tmp_path: Path, delta_session: SparkSession, kind: str, phase: Phase
+) -> None:
+    job = variant(tmp_path, kind)
+    job.feed(4).run(delta_session)
+    found: list[Optimized] = []
+    job.feed(2).run(delta_session, once(4, phase, lambda: found.append(optimized(job))))
+    assert found[0].committed
+    job.assert_right(6)
+
+
+@pytest.mark.slow
+def test_a_job_that_merges_rows_is_only_compacted_while_it_is_stopped(
+    tmp_path: Path, delta_session: SparkSession
+) -> None:
+    job = variant(tmp_path, MERGING)
+    job.feed(5).run(delta_session)
+    run = verbs.a_run(open_storage(str(job.root)), scratch=tmp_path, other=open_storage(str(tmp_path / "output")))
+    prepared = prepare(Optimize(destination=str(tmp_path / "output")), run)
+    assert prepared.plan.plan.bins == ()
+    assert "MERGE" in prepared.plan.plan.notes[0]
+    assert optimized(job, stopped=True).committed
+    job.feed(1).run(delta_session)
+    job.assert_right(6)
+
+
+def test_a_streaming_reader_of_the_table_gets_each_row_once_across_a_merge(
+    tmp_path: Path, delta_session: SparkSession
+) -> None:
+    job = variant(tmp_path, ONE_JOB)
+    job.feed(4).run(delta_session)
+
+    def read() -> list[int]:
+        stream = delta_session.readStream.format("delta").load(str(job.folder / "output"))
+        writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "reader"))
+        writer.option("path", str(tmp_path / "read")).trigger(availableNow=True).start().awaitTermination()
+        return sorted(pd.read_parquet(tmp_path / "read")["number"])
+
+    assert read() == job.output()["number"].tolist()
+    assert optimized(job).committed
+    job.feed(1).run(delta_session)
+    assert read() == job.output()["number"].tolist()
+
+
+VALUES: dict[str, str] = {
+    "long": "id",
+    "decimal": "cast(id as decimal(9, 2)) / 7",
+    "large": "cast(id as decimal(38, 10)) * 1000000007",
+    "day": "date_add(date'1500-01-01', cast(id as int))",
+    "at": "timestamp_seconds(id * 100000000 - 60000000000)",
+    "local": "cast(timestamp_seconds(id * 1000) as timestamp_ntz)",
+    "text": "if(id % 3 = 0, null, concat('text ', id))",
+    "bytes": "cast(cast(id as string) as binary)",
+    "double": "if(id % 5 = 0, double('NaN'), id / 3)",
+    "yes": "id % 2 = 0",
+    "list": "array(id, null, id + 1)",
+    "map": "map('a', id)",
+    "struct": "struct(id as x, array(struct(id as y)) as z)",
+}
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_spark_reads_the_rows_of_each_type_after_a_merge_as_before(
+    tmp_path: Path, delta_session: SparkSession, vectors: bool
+) -> None:
+    job = variant(tmp_path, V2)
+    job.feed(1).run(delta_session)
+    table = str(job.folder / "output")
+    columns = [f"{expression} as `{name}`" for name, expression in VALUES.items()]
+    if vectors:
+        delta_session.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    for first in range(0, 600, 200):
+        rows = delta_session.range(first, first + 200, numPartitions=2).selectExpr(*columns)
+        rows.write.format("delta").mode("append").option("mergeSchema", "true").save(table)
+    if vectors:
+        delta_session.sql(f"DELETE FROM delta.`{table}` WHERE long % 7 = 3")
+
+    def found() -> list[str]:
+        return sorted(map(repr, delta_session.read.format("delta").load(table).collect()))
+
+    before = found()
+    assert optimized(job).committed
+    assert len(DeltaTable(table).file_uris()) <= 3 if not vectors else True
+    assert found() == before
+    least = delta_session.sql(f"SELECT count(*), min(long), max(long), min(day), max(at) FROM delta.`{table}`")
+    of_rows = "count(*), min(long + 0), max(long + 0), min(date_add(day, 0)), max(at + interval 0 days)"
+    by_rows = delta_session.sql(f"SELECT {of_rows} FROM delta.`{table}`")
+    assert least.collect() == by_rows.collect()
+    assert delta_session.sql(f"SELECT * FROM delta.`{table}` WHERE long = 577").count() == 1
