@@ -60,6 +60,13 @@ _ROOT_KEYS = {
         "[tables with the state](../how-to/state-as-a-table.md#dagster) that `publish` keeps up to date: "
         '`{ open = { url = "s3://lake/open", operator = 0 } }`. The other keys are the options of `publish`',
     ),
+    "sinks": (
+        "table of tables",
+        "`{}`",
+        "[Delta tables that the query writes](../how-to/optimize-a-sink.md#dagster) and that `optimize` maintains: "
+        '`{ delays = { url = "s3://lake/delays", keep_readers = "7d" } }`. The other keys: `file_mib`, `compact`, '
+        "`vacuum`, `retired_queries`",
+    ),
     "limits": (
         "table of whole numbers",
         "`{ record_mib = 64, object_mib = 64 }`",

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, UnsupportedTable
+from statekeeper.statestore.base.errors import RESTORE, CorruptFile, NotACheckpoint, UnsupportedTable
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.contents import delta_logs
 from statekeeper.statestore.contents.delta_logs import BatchSearch, ListedLog
 from statekeeper.statestore.format import delta_log, logs, names
 from statekeeper.statestore.format.delta_log import TableHistory
+from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.maintenance.records import former_queries
 from statekeeper.statestore.maintenance.upkeep.sink_tables.model import SinkFacts, SinkPolicy
-from statekeeper.statestore.root import binding
+from statekeeper.statestore.root import attempts, binding
 from statekeeper.statestore.storage import Storage, at_once
 
 DELETED_FILES = "delta.deletedFileRetentionDuration"
@@ -31,9 +32,9 @@ _UNITS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week"
 def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -> SinkFacts:
     """Gather the facts.
 
-    Requests: listings of the commits, of the history and of the whole folder of the table; the binding; one for each commit
-    of the table since the oldest version that stays readable, and for the checkpoint before it; one for each earlier
-    rewind.
+    Requests: listings of the commits, of the history and of the whole folder of the table; the binding; one for each
+    attempt at the next batch; one for each commit of the table since the oldest version that stays readable, and for the
+    checkpoint before it; one for each earlier rewind.
 
     Raises `NotACheckpoint` for a root without a committed batch and for a location without a table; `CorruptFile`,
     `UnknownFormatVersion`, `StorageError`.
@@ -88,6 +89,7 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
         for_readers=for_readers,
         live=tuple(history.files[key] for key in sorted(history.files)),
         last_versions=history.last_versions,
+        interrupted=_interrupted(root, max(batches) + 1),
         listed=tuple(one for one in entries if not one.path.startswith(inside)),
         keep_seconds=keep,
         now_seconds=now,
@@ -99,6 +101,18 @@ def _query_ids(root: Storage) -> frozenset[str]:
     query = bound.query_id if bound else logs.parse_metadata(root.read(names.QUERY_METADATA), names.QUERY_METADATA)
     earlier = former_queries.earlier_rewinds(root, [entry.path for entry in root.list(names.HISTORY)])
     return former_queries.ids(earlier, bound) | {query}
+
+
+def _interrupted(root: Storage, batch: int) -> frozenset[str]:
+    """The data files that the attempts at a batch have recorded: the query adds them to the table when it restarts."""
+    found: set[str] = set()
+    for path, record in attempts.records_at(root, batch):
+        try:
+            outputs = [output for output in (record.get("outputs") or {}).values() if output.get("files")]
+            found |= {str(file["path"]) for output in outputs for file in output["files"]}
+        except BAD_VALUES as error:
+            raise CorruptFile("does not name its data files; nothing was changed", path=path, hint=RESTORE) from error
+    return frozenset(found)
 
 
 class _Reading:

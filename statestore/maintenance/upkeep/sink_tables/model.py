@@ -35,6 +35,7 @@ class FileRule(Enum):
     LIVE = "of the newest version of the table"
     REWIND = "of a version that a rewind to a retained batch restores"
     READERS = "of a version that a reader may still read"
+    INTERRUPTED = "of an interrupted batch, which adds it when the query restarts"
     YOUNG = "younger than the time for readers; a running batch may commit it"
     UNKNOWN = "not a file of the table"
     UNNEEDED = "no version needs it that a rewind or a reader may read"
@@ -86,6 +87,7 @@ class SinkFacts:
     for_readers     the oldest version that a reader may still read
     live            the data files of the newest version
     last_versions   the newest version that needs a file, by path
+    interrupted     files that the record of a batch which is not committed names
     listed          all files in the folder of the table without its log
     keep_seconds    the time for readers: the longer one of the policy and the table; None if the table has an unknown one
     """
@@ -107,6 +109,7 @@ class SinkFacts:
     for_readers: int
     live: tuple[LoggedFile, ...]
     last_versions: Mapping[str, int]
+    interrupted: frozenset[str]
     listed: tuple[Entry, ...]
     keep_seconds: float | None
     now_seconds: float

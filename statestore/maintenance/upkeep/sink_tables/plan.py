@@ -135,6 +135,8 @@ def _rule(
         return FileRule.READERS if facts.restored is not None and needed < facts.restored else FileRule.REWIND
     if needed is None and (not _is_of_table(entry.path, partition_by) or entry.path.startswith(tables)):
         return FileRule.UNKNOWN
+    if entry.path in facts.interrupted:
+        return FileRule.INTERRUPTED
     least = max(facts.keep_seconds or 0.0, _LEAST_AGE_SECONDS)
     if entry.modified_at_seconds is None or facts.now_seconds - entry.modified_at_seconds < least:
         return FileRule.YOUNG

@@ -12,6 +12,7 @@ from deltalake.schema import PrimitiveType
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint, RefusedAsUnsafe, UnsupportedTable
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
@@ -92,7 +93,7 @@ def test_a_file_stays_for_readers_after_no_rewind_needs_it(made: WrittenRoot, tm
 
 def test_a_file_that_no_version_names_stays_while_a_batch_may_commit_it(made: WrittenRoot, tmp_path: Path) -> None:
     scratch, table = tmp_path / "scratch", tmp_path / "table"
-    names = {
+    left = {
         "part-00000-6a1a5e1c-3c6c-4d6c-9a54-0a1b2c3d4e5f.snappy.parquet": True,
         "deletion_vector_6a1a5e1c-3c6c-4d6c-9a54-0a1b2c3d4e5f.bin": True,
         "_change_data/cdc-00000-6a1a5e1c.parquet": True,
@@ -101,7 +102,7 @@ def test_a_file_that_no_version_names_stays_while_a_batch_may_commit_it(made: Wr
         "batch=1/part-00000-6a1a5e1c.parquet": False,
         "_checkpoints/0": False,
     }
-    for name in names:
+    for name in left:
         (table / name).parent.mkdir(exist_ok=True)
         (table / name).write_bytes(b"rows")
     # Another table in a folder of this one.
@@ -110,10 +111,25 @@ def test_a_file_that_no_version_names_stays_while_a_batch_may_commit_it(made: Wr
         assert planned(made, scratch, by=in_days(days)).plan.plan.deletions == []
     assert planned(made, scratch, by=in_days(0.9), keep_readers_seconds=0.0).plan.plan.deletions == []
     deleted = planned(made, scratch, by=in_days(8)).plan.plan.deletions
-    assert {one.path for one in deleted} == {name for name, is_of_table in names.items() if is_of_table}
+    assert {one.path for one in deleted} == {name for name, is_of_table in left.items() if is_of_table}
     optimized(made, scratch, by=in_days(8))
     assert nested.rows() == rows_of_batch(0)
-    assert {name for name in names if (table / name).exists()} == {name for name, one in names.items() if not one}
+    assert {name for name in left if (table / name).exists()} == {name for name, one in left.items() if not one}
+
+
+def test_the_files_of_an_interrupted_batch_stay_until_the_query_restarts(made: WrittenRoot, tmp_path: Path) -> None:
+    """They are weeks old, and no version of the table names them: only the record of the attempt in the root does."""
+    recorded, lost = (f"part-00000-{RandomIds().fresh()}.snappy.parquet" for _ in range(2))
+    for name in (recorded, lost):
+        (tmp_path / "table" / name).write_bytes(b"rows")
+    files = [
+        {"path": recorded, "size_bytes": 4, "modified_at_milliseconds": 0, "partition_values": {}, "statistics": ""}
+    ]
+    record = {"outputs": {"output": {"columns": "", "files": files}}}
+    made.root.storage.create(names.pending(made.newest + 1, RandomIds().fresh()), json.dumps(record).encode())
+    prepared = planned(made, tmp_path / "scratch", by=in_days(90))
+    assert [one.path for one in prepared.plan.plan.deletions] == [lost]
+    assert prepared.report().record["rules"]["interrupted"]["files"] == 1
 
 
 def test_a_file_that_a_restore_adds_again_after_the_plan_is_not_deleted(made: WrittenRoot, tmp_path: Path) -> None:
