@@ -214,7 +214,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
                 "findings": list(plan.findings),
                 "notes": list(plan.notes),
                 "refusals": as_objects(prepared.refusals),
-                "done": [] if made is None else list(map(_of_step, (*made.merges, *made.removals))),
+                "done": [] if made is None else [*map(_of_step, made.merges), *map(_of_step, made.removals)],
             },
             phase=prepared.phase("optimized"),
             facts={"table": facts.table, "mode": prepared.plan.mode.value},

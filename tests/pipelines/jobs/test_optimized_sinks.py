@@ -1,5 +1,5 @@
 """`optimize` maintains the table of a real job, also while the job runs. A rewind and a RESTORE then still reach each
-retained batch, and Spark reads what it read."""
+retained batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from statekeeper.pipelines.batch.progress import Phase
@@ -42,7 +41,8 @@ def rewound(root: object, batch: int, *options: str) -> dict[str, Any]:
     return dict(json.loads(shown[shown.index("{") :]))
 
 
-@pytest.mark.parametrize("kind", [ONE_JOB, pytest.param(V2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ONE_JOB, V2])
 def test_after_optimize_a_job_is_rewound_to_its_oldest_retained_batch_and_continues_exactly_once(
     tmp_path: Path, delta_session: SparkSession, kind: str
 ) -> None:
@@ -104,6 +104,7 @@ def test_a_job_that_merges_rows_is_only_compacted_while_it_is_stopped(
     job.assert_right(6)
 
 
+@pytest.mark.slow
 def test_a_streaming_reader_of_the_table_gets_each_row_once_across_a_merge(
     tmp_path: Path, delta_session: SparkSession
 ) -> None:
@@ -120,50 +121,3 @@ def test_a_streaming_reader_of_the_table_gets_each_row_once_across_a_merge(
     assert optimized(job).committed
     job.feed(1).run(delta_session)
     assert read() == job.output()["number"].tolist()
-
-
-VALUES: dict[str, str] = {
-    "long": "id",
-    "decimal": "cast(id as decimal(9, 2)) / 7",
-    "large": "cast(id as decimal(38, 10)) * 1000000007",
-    "day": "date_add(date'1500-01-01', cast(id as int))",
-    "at": "timestamp_seconds(id * 100000000 - 60000000000)",
-    "local": "cast(timestamp_seconds(id * 1000) as timestamp_ntz)",
-    "text": "if(id % 3 = 0, null, concat('text ', id))",
-    "bytes": "cast(cast(id as string) as binary)",
-    "double": "if(id % 5 = 0, double('NaN'), id / 3)",
-    "yes": "id % 2 = 0",
-    "list": "array(id, null, id + 1)",
-    "map": "map('a', id)",
-    "struct": "struct(id as x, array(struct(id as y)) as z)",
-}
-
-
-@pytest.mark.parametrize("vectors", [False, True])
-def test_spark_reads_the_rows_of_each_type_after_a_merge_as_before(
-    tmp_path: Path, delta_session: SparkSession, vectors: bool
-) -> None:
-    job = variant(tmp_path, V2)
-    job.feed(1).run(delta_session)
-    table = str(job.folder / "output")
-    columns = [f"{expression} as `{name}`" for name, expression in VALUES.items()]
-    if vectors:
-        delta_session.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    for first in range(0, 600, 200):
-        rows = delta_session.range(first, first + 200, numPartitions=2).selectExpr(*columns)
-        rows.write.format("delta").mode("append").option("mergeSchema", "true").save(table)
-    if vectors:
-        delta_session.sql(f"DELETE FROM delta.`{table}` WHERE long % 7 = 3")
-
-    def found() -> list[str]:
-        return sorted(map(repr, delta_session.read.format("delta").load(table).collect()))
-
-    before = found()
-    assert optimized(job).committed
-    assert len(DeltaTable(table).file_uris()) <= 3 if not vectors else True
-    assert found() == before
-    least = delta_session.sql(f"SELECT count(*), min(long), max(long), min(day), max(at) FROM delta.`{table}`")
-    of_rows = "count(*), min(long + 0), max(long + 0), min(date_add(day, 0)), max(at + interval 0 days)"
-    by_rows = delta_session.sql(f"SELECT {of_rows} FROM delta.`{table}`")
-    assert least.collect() == by_rows.collect()
-    assert delta_session.sql(f"SELECT * FROM delta.`{table}` WHERE long = 577").count() == 1

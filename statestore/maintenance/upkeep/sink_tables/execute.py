@@ -99,11 +99,9 @@ def execute(
         log.follow()
         left = [one for one in deletions if one.path not in log.added]
         table.delete([one.path for one in left])
-        step = Removed(
-            files=len(left), size_bytes=sum(one.size_bytes for one in left), spared=len(deletions) - len(left)
-        )
-        removals.append(step)
-        told(step)
+        size_bytes = sum(one.size_bytes for one in left)
+        removals.append(Removed(files=len(left), size_bytes=size_bytes, spared=len(deletions) - len(left)))
+        told(removals[-1])
     return Optimized(merges=tuple(merges), removals=tuple(removals))
 
 
