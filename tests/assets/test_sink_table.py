@@ -74,7 +74,7 @@ def test_the_schedule_requests_one_run_for_each_query_with_sinks(
 ) -> None:
     fleet = Fleet(config_file=str(configuration), scratch=str(configuration.parent), worker=Worker())
     time = datetime(2026, 3, 1, 6, tzinfo=UTC)
-    with dg.instance_for_test(temp_dir=str(tmp_path / "instance")) as instance:
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
         instance.add_dynamic_partitions(QUERY_SET, ["flights", "counting"])
         with dg.build_schedule_context(
             instance=instance, scheduled_execution_time=time, resources={"fleet": fleet}

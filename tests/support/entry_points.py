@@ -93,7 +93,7 @@ class Bases:
                 open_storage(str(path)), path.with_suffix(".job"), partitions=2, key_groups=16
             ).grow(2),
             "written": lambda _, path: WrittenRoot(
-                KeyedRoot(open_storage(str(path)), path.with_suffix(".job"), partitions=1, key_groups=4),
+                KeyedRoot(open_storage(str(path)), path.with_suffix(".job"), partitions=2, key_groups=4),
                 open_storage(str(path / "table")),
             ).grow(2),
             "in batch logs": lambda _, path: Checkpoint(

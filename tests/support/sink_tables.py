@@ -45,11 +45,10 @@ def rows_of_batch(batch: int) -> list[dict[str, Any]]:
 
 @dataclass
 class WrittenRoot:
-    """`options`: of `deltalake`, for a table in a bucket; `query`: the id in the table."""
+    """`query`: the id in the table."""
 
     root: KeyedRoot
     table: Storage
-    options: dict[str, str] | None = None
     partition_by: tuple[str, ...] = ()
     query: str = QUERY
 
@@ -69,9 +68,7 @@ class WrittenRoot:
 
     def write(self, batch: int) -> None:
         """Write a batch to the table with the writer of a job: one commit, with a file of each task."""
-        files = DeltaFiles(
-            self.url, self.options or {}, log=DeltaLog(self.url, self.options or {}), partition_by=self.partition_by
-        )
+        files = DeltaFiles(self.url, {}, log=DeltaLog(self.url, {}), partition_by=self.partition_by)
         plan, rows = files.plan(COLUMNS), rows_of_batch(batch)
         made: list[DataFile] = []
         for task in range(FILES):
@@ -81,7 +78,7 @@ class WrittenRoot:
         files.commit(plan, made, Commit(application=f"statekeeper-{self.query}", batch=batch, note="{}"))
 
     def opened(self, version: int | None = None) -> DeltaTable:
-        return DeltaTable(self.url, version=version, storage_options=self.options)
+        return DeltaTable(self.url, version=version)
 
     def rows(self, version: int | None = None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.opened(version).to_pyarrow_table().to_pylist()
@@ -111,10 +108,10 @@ class WrittenRoot:
             assert self.rows(self.restored_by_a_rewind(batch)) == expected, batch
 
 
-def written(folder: Path, batches: int, *, table: Storage | None = None, **how: Any) -> WrittenRoot:
+def written(folder: Path, batches: int, **how: Any) -> WrittenRoot:
     """A root whose query has written batches."""
     root = KeyedRoot(open_storage(str(folder / "root")), folder / "hosts", partitions=1, key_groups=4)
-    made = WrittenRoot(root, table or open_storage(str(folder / "table")), **how)
+    made = WrittenRoot(root, open_storage(str(folder / "table")), **how)
     made.grow(batches)
     return made
 

@@ -204,7 +204,7 @@ class Optimizing(Crashing):
 
     verb: AnyVerb = Optimize
     sides: Sequence[int] = (1,)
-    fewest, every, in_a_bucket = 100, 20, 1
+    fewest, every, in_a_bucket = 75, 20, 1
 
     def make_base(self) -> None:
         folder = self.place.base_folder()

@@ -17,8 +17,9 @@ from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
 from statekeeper.statestore.storage import open_storage
+from tests.support.checkpoints import copy_files
 from tests.support.roots import OTHER_QUERY
-from tests.support.s3_server import CREDENTIALS, S3Server
+from tests.support.s3_server import S3Server
 from tests.support.sink_tables import DAY, FILES, WrittenRoot, in_days, optimized, planned, rows_of_batch, written
 
 
@@ -276,19 +277,16 @@ def add_property(made: WrittenRoot, name: str, value: str) -> None:
     (log / f"{made.opened().version() + 1:020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
 
 
-def test_a_table_in_a_bucket_is_merged_and_cleaned(tmp_path: Path, s3_server: S3Server) -> None:
-    url = f"s3://{s3_server.make_bucket()}/table"
-    options = {
-        "AWS_ACCESS_KEY_ID": CREDENTIALS["key"],
-        "AWS_SECRET_ACCESS_KEY": CREDENTIALS["secret"],
-        "AWS_REGION": CREDENTIALS["region"],
-        "AWS_ENDPOINT_URL": s3_server.endpoint,
-        "AWS_ALLOW_HTTP": "true",
-    }
-    made = written(tmp_path, 4, table=open_storage(url, options=s3_server.options), options=options)
+def test_a_table_in_a_bucket_is_merged_and_cleaned(made: WrittenRoot, tmp_path: Path, s3_server: S3Server) -> None:
     optimized(made, tmp_path / "scratch")
     made.grow(1)
     made.retain(1, tmp_path / "scratch")
-    done = optimized(made, tmp_path / "scratch", by=in_days(30))
-    assert sum(one.files for one in done.removals) == 4 * FILES
-    made.assert_all_retained_batches_can_be_restored()
+    bucket = open_storage(f"s3://{s3_server.make_bucket()}/table", options=s3_server.options)
+    copy_files(made.table, bucket)
+    done = optimized(WrittenRoot(made.root, bucket), tmp_path / "scratch", by=in_days(30))
+    assert [(one.files, one.made) for one in done.committed] == [(1 + FILES, 1)]
+    assert sum(one.files for one in done.removals) == 6 * FILES
+    after = WrittenRoot(made.root, open_storage(str(tmp_path / "after")))
+    copy_files(bucket, after.table)
+    after.assert_all_retained_batches_can_be_restored()
+    assert len(after.data_files()) == 1 + FILES + 1
