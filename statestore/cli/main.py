@@ -94,10 +94,8 @@ def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.
 
     Act at once: maintain, snapshot, drill, clone, mirror, publish, history, savepoint, unpack, lease --break, --undo and
-    --abort. Add --dry-run to only plan.
-
-    Need --apply: gc, optimize, repair, rewind, claim, savepoint --delete and all verbs of Change. Without it, they show
-    their plan.
+    --abort. Add --dry-run to only plan. Need --apply, and only plan without it: gc, optimize, repair, rewind, claim, all
+    verbs of Change and savepoint --delete.
 
     Mode: for a native query, snapshot needs --mode snapshots, and gc and optimize need --mode full, unless statekeeper.toml
     sets a mode.
