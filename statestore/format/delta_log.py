@@ -37,6 +37,8 @@ _LOCAL_TIMES = "timestampNtz"
 FEATURES = frozenset({VECTORS, _FEED, _DOMAINS, _LOCAL_TIMES})
 """The features of tables that this module reads and writes. A writer must not write a table with another one."""
 _BAD: tuple[type[Exception], ...] = (*BAD_VALUES, pa.ArrowException, OSError)
+_ROWS = 10_000
+"""Actions of a checkpoint in memory."""
 TOMBSTONE_MS = 7 * 24 * 3600 * 1000
 """How long a checkpoint names a file that left the table, so that VACUUM of Delta leaves it: its default retention."""
 
@@ -183,21 +185,22 @@ def parse_last_checkpoint(data: bytes) -> int | None:
         raise CorruptFile("is not the pointer to a checkpoint of a Delta log", path=LAST_CHECKPOINT) from error
 
 
-def parse_checkpoint_file(data: bytes, path: str) -> list[dict[str, Any]]:
-    """Parse the actions in a file of a checkpoint. Raises `CorruptFile`."""
+def checkpoint_actions(source: io.IOBase, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the actions in a file of a checkpoint. Raises `CorruptFile`."""
     try:
-        file = pq.ParquetFile(io.BytesIO(data))
+        file = pq.ParquetFile(pa.PythonFile(source, mode="r"))
         known = [name for name in _CHECKPOINT.names if name in file.schema_arrow.names]
-        rows = file.read(columns=known).to_pylist(maps_as_pydicts="lossy")
+        for rows in file.iter_batches(_ROWS, columns=known):
+            for row in rows.to_pylist(maps_as_pydicts="lossy"):
+                yield {name: value for name, value in row.items() if value is not None}
     except _BAD as error:
         raise CorruptFile("is not a checkpoint of a Delta log", path=path) from error
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 def parse_checkpoint(data: bytes, version: int) -> DeltaTable:
     """Parse a checkpoint of the log. Raises `CorruptFile`, `UnknownFormatVersion`."""
     path = checkpoint_path(version)
-    actions = parse_checkpoint_file(data, path)
+    actions = checkpoint_actions(io.BytesIO(data), path)
     return replace(_applied(DeltaTable(), actions, path, version), last_checkpoint=version, operations=())
 
 

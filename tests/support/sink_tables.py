@@ -66,7 +66,7 @@ class WrittenRoot:
             self.write(self.root.batches)
             self.root.grow(1, keys=2)
 
-    def write(self, batch: int) -> None:
+    def write(self, batch: int, application: str | None = None) -> None:
         """Write a batch to the table with the writer of a job: one commit, with a file of each task."""
         files = DeltaFiles(self.url, {}, log=DeltaLog(self.url, {}), partition_by=self.partition_by)
         plan, rows = files.plan(COLUMNS), rows_of_batch(batch)
@@ -75,7 +75,7 @@ class WrittenRoot:
             with plan.open(task, RandomIds()) as writer:
                 writer.write(pa.Table.from_pylist(rows[task * ROWS : (task + 1) * ROWS], schema=COLUMNS))
                 made += writer.complete()
-        files.commit(plan, made, Commit(application=f"statekeeper-{self.query}", batch=batch, note="{}"))
+        files.commit(plan, made, Commit(application=application or f"statekeeper-{self.query}", batch=batch, note="{}"))
 
     def opened(self, version: int | None = None) -> DeltaTable:
         return DeltaTable(self.url, version=version)

@@ -120,7 +120,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
         return guards.deletes(run.storage, plan.mode)
 
     def needs_stopped(self, plan: PlannedSink) -> bool:
-        return plan.gathered.merges and bool(plan.plan.bins)
+        return plan.plan.needs_stopped
 
     def record(self, plan: PlannedSink) -> list[Json]:
         planned = plan.plan

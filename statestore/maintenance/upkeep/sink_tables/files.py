@@ -87,7 +87,8 @@ def _stored(found: pq.ParquetFile, storage: Storage, file: DataFile) -> pa.Schem
         raise UnsupportedTable(
             "has times in a former format of Spark, so that only Spark can merge it; this merge was not committed",
             path=f"{storage.url}/{file.path}",
-            hint="to only delete unneeded files, add --no-compact. To merge small files, run OPTIMIZE in Spark",
+            hint="to only delete unneeded files, add --no-compact, or set compact = false in statekeeper.toml. To merge "
+            "small files, run OPTIMIZE in Spark",
         )
     # Spark's INT96 is a time in UTC, which Parquet does not say.
     columns = [one.with_type(pa.timestamp("us", tz="UTC")) if one.name in nanoseconds else one for one in schema]

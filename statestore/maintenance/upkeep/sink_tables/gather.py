@@ -15,14 +15,16 @@ from statekeeper.statestore.format import delta_log, logs, names
 from statekeeper.statestore.format.delta_log import TableHistory
 from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.maintenance.records import former_queries
-from statekeeper.statestore.maintenance.upkeep.sink_tables.model import SinkFacts, SinkPolicy
+from statekeeper.statestore.maintenance.upkeep.sink_tables.model import SinkFacts, SinkPolicy, Unmergeable
 from statekeeper.statestore.root import attempts, binding
-from statekeeper.statestore.storage import Storage, at_once
+from statekeeper.statestore.storage import OpenedObject, Storage, at_once
 
 DELETED_FILES = "delta.deletedFileRetentionDuration"
 """The property of a table with the least age of a file that VACUUM deletes."""
 _OF_PUBLISH = f"{delta_logs.OF_JOBS}state-"
 """Before the query id, in the application id of a table of state."""
+_ATOMIC = "delta-rs"
+"""The name of `deltalake` in the commits of the tasks' writer."""
 _AT_ONCE = 200
 """Commits in memory."""
 _INTERVAL = re.compile(r"(?:interval\s+)?(?P<count>[0-9]+)\s+(?P<unit>second|minute|hour|day|week)s?", re.IGNORECASE)
@@ -83,7 +85,7 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
         protocol=history.protocol,
         held=max(held, default=None),
         others=frozenset(name.removeprefix(delta_logs.OF_JOBS) for name in others if not name.startswith(_OF_PUBLISH)),
-        merges=reading.merges,
+        unmergeable=reading.unmergeable,
         restored=restored,
         restored_age_seconds=_age(log, log.newest if restored is None else restored, now),
         for_readers=for_readers,
@@ -121,7 +123,7 @@ class _Reading:
     def __init__(
         self, *, table: Storage, log: ListedLog, history: TableHistory, search: BatchSearch, names_of_query: set[str]
     ) -> None:
-        self.merges = False
+        self.unmergeable: Unmergeable | None = None
         self._table, self._log, self._history, self._search = table, log, history, search
         self._names = names_of_query
         self._next = log.newest
@@ -153,7 +155,8 @@ class _Reading:
         base = self._log.base_of(max(oldest, self._log.oldest_readable or 0))
         self.down_to(base)
         for path in self._log.checkpoints[base] if base >= 0 else ():
-            self._history.add(delta_log.parse_checkpoint_file(self._table.read(path), path), base, path)
+            actions = delta_log.checkpoint_actions(OpenedObject(self._table, path), path)
+            self._history.add(actions, base, path)
         if not self._history.metadata:
             raise CorruptFile(
                 "has no metadata of the table, so that its columns are unknown; nothing was changed",
@@ -169,9 +172,19 @@ class _Reading:
         written = max((int(one["version"]) for one in of_query), default=None)
         if written is not None and not self._has_batch:
             self._has_batch = True
-            operations = {str(one["commitInfo"].get("operation")) for one in actions if "commitInfo" in one}
-            self.merges = "MERGE" in operations
+            self.unmergeable = _unmergeable(self._table, [one["commitInfo"] for one in actions if "commitInfo" in one])
         self._is_found = self._is_found or self._search.ends_at(version, written)
+
+
+def _unmergeable(table: Storage, commits: Sequence[Mapping[str, Any]]) -> Unmergeable | None:
+    """Why files must not be merged beside the writer of this commit."""
+    if any(one.get("operation") == "MERGE" for one in commits):
+        return Unmergeable.MERGES
+    # `deltalake` creates a commit only if it does not exist, as we do. Spark's log store for S3 looks first, then writes.
+    is_atomic = not table.url.startswith("s3://") or any(
+        str(one.get("engineInfo")).startswith(_ATOMIC) for one in commits
+    )
+    return None if is_atomic else Unmergeable.SPARK_ON_S3
 
 
 def _keep_seconds(metadata: Mapping[str, Any], policy: SinkPolicy) -> float | None:

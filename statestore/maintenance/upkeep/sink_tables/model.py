@@ -46,6 +46,16 @@ class FileRule(Enum):
         return self is FileRule.UNNEEDED
 
 
+class Unmergeable(Enum):
+    """Why files must not be merged while the query runs. The value is the explanation for people."""
+
+    MERGES = "the query writes with MERGE, which fails if files are merged at the same time"
+    SPARK_ON_S3 = (
+        "Spark writes the table on S3, where it can overwrite a commit of another process. A reader that has read the "
+        "overwritten commit would miss the rows of a batch"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
     """The decision about one file."""
@@ -81,7 +91,7 @@ class SinkFacts:
     oldest_readable the oldest version whose commits or checkpoint exist; None if there is none
     held            the newest batch of the query in the table; None if the table has none
     others          the ids of other Python jobs that wrote the table
-    merges          the newest batch in the table was a MERGE, which a merge of files makes fail
+    unmergeable     why files must not be merged while the query runs; None if they can be
     restored        the version that a rewind to the oldest batch restores; None if the log no longer has it
     restored_age_seconds  since the commit after it, or since that version was written
     for_readers     the oldest version that a reader may still read
@@ -103,7 +113,7 @@ class SinkFacts:
     protocol: Mapping[str, Any]
     held: int | None
     others: frozenset[str]
-    merges: bool
+    unmergeable: Unmergeable | None
     restored: int | None
     restored_age_seconds: float
     for_readers: int
@@ -135,6 +145,7 @@ class SinkPlan:
     small_files   of the newest version
     findings      what a person should change, with the statement in SQL
     notes         why small files are not merged
+    needs_stopped whether the plan is safe only while the query is stopped
     """
 
     bins: tuple[MergeBin, ...]
@@ -143,6 +154,7 @@ class SinkPlan:
     small_files: int
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    needs_stopped: bool = False
     refusals: tuple[StatekeeperError, ...] = ()
 
     @property

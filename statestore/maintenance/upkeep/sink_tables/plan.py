@@ -64,7 +64,7 @@ _FEED = re.compile(r"cdc-[A-Za-z0-9._-]+\.parquet")
 def plan(facts: SinkFacts, policy: SinkPolicy, *, stopped: bool = False) -> SinkPlan:
     """Plan. `stopped`: a person confirms that the query is stopped."""
     small = [one for one in facts.live if _is_small(one, policy)]
-    waits = facts.merges and not stopped
+    waits = facts.unmergeable is not None and not stopped
     bins = tuple(_bins(small, policy)) if policy.compacts and not waits else ()
     refusals = tuple(_refusals(facts, policy, has_bins=bool(bins)))
     kept_from = _kept_from(facts)
@@ -75,6 +75,7 @@ def plan(facts: SinkFacts, policy: SinkPolicy, *, stopped: bool = False) -> Sink
         small_files=len(small),
         findings=tuple(_findings(facts)),
         notes=tuple(_notes(facts, policy, has_small=bool(small))),
+        needs_stopped=facts.unmergeable is not None and bool(bins),
         refusals=refusals,
     )
 
@@ -188,8 +189,8 @@ def _refusals(facts: SinkFacts, policy: SinkPolicy, *, has_bins: bool) -> Iterat
         yield UnsupportedTable(
             f"has {', '.join(differing)}, so that only Spark can merge its files; nothing was changed",
             path=facts.table,
-            hint=f"to only delete unneeded files, add --no-compact. To merge small files, run in Spark: OPTIMIZE "
-            f"{in_sql(facts.table)}",
+            hint="to only delete unneeded files, add --no-compact, or set compact = false in statekeeper.toml. To merge "
+            f"small files, run in Spark: OPTIMIZE {in_sql(facts.table)}",
         )
     if policy.vacuums:
         yield from _refusals_of_deletions(facts, policy)
@@ -208,8 +209,8 @@ def _refusals_of_deletions(facts: SinkFacts, policy: SinkPolicy) -> Iterator[Sta
             f"also has batches of {counted(len(others), 'other job')}: the query {', '.join(others[:3])}. A rewind of it "
             "may need files that this root does not need; nothing was changed",
             path=facts.table,
-            hint=f"to only merge small files, add --no-vacuum. If this query never will be rolled back, add "
-            f"--retired-query {others[0]}",
+            hint="to only merge small files, add --no-vacuum, or set vacuum = false in statekeeper.toml. If this query "
+            f"never will be rolled back, add --retired-query {others[0]}",
         )
 
 
@@ -239,11 +240,8 @@ def _findings(facts: SinkFacts) -> Iterator[str]:
 
 
 def _notes(facts: SinkFacts, policy: SinkPolicy, *, has_small: bool) -> Iterator[str]:
-    if facts.merges and policy.compacts and has_small:
-        yield (
-            "the query writes with MERGE, which fails if files are merged at the same time: small files are merged only "
-            "while it is stopped, with --confirm-stopped"
-        )
+    if facts.unmergeable is not None and policy.compacts and has_small:
+        yield f"{facts.unmergeable.value}. Small files are merged only while the query is stopped, with --confirm-stopped"
 
 
 def _set(facts: SinkFacts, name: str, seconds: float) -> str:

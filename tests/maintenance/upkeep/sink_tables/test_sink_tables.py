@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from deltalake.schema import PrimitiveType
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint, RefusedAsUnsafe, UnsupportedTable
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
@@ -21,6 +23,9 @@ from tests.support.checkpoints import copy_files
 from tests.support.roots import OTHER_QUERY
 from tests.support.s3_server import S3Server
 from tests.support.sink_tables import DAY, FILES, WrittenRoot, in_days, optimized, planned, rows_of_batch, written
+from tests.support.unpacked import unpacked
+
+NATIVE = Path(__file__).parents[3] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
 
 
 @pytest.fixture
@@ -73,6 +78,31 @@ def test_the_check_of_the_retained_batches_detects_a_deletion_below_the_oldest_o
     made.opened().vacuum(0, enforce_retention_duration=False, dry_run=False)
     with pytest.raises(Exception, match=r"(?i)not found|no such file|object at location|failed to open"):
         made.assert_all_retained_batches_can_be_restored()
+
+
+def test_without_the_bound_of_the_rewind_a_retained_batch_is_lost(
+    made: WrittenRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of our own deletion: a plan that keeps only the newest version."""
+    optimized(made, tmp_path / "scratch")
+    made.grow(1)
+    monkeypatch.setattr(import_module(f"{sink_tables.__name__}.plan"), "_kept_from", lambda facts: facts.version)
+    optimized(made, tmp_path / "scratch", by=in_days(30))
+    with pytest.raises(Exception, match=r"(?i)not found|no such file|object at location|failed to open"):
+        made.assert_all_retained_batches_can_be_restored()
+
+
+def test_the_table_of_a_native_query_is_found_by_its_id(tmp_path: Path) -> None:
+    checkpoint = open_storage(str(unpacked(NATIVE, tmp_path / "checkpoint")))
+    query = logs.parse_metadata(checkpoint.read("metadata"), "metadata")
+    made = written(tmp_path, 0)
+    for batch in range(2):
+        made.write(batch, application=query)
+    native = replace(made, root=replace(made.root, storage=checkpoint))
+    found = planned(native, tmp_path / "scratch")
+    assert (found.plan.gathered.query_ids, found.plan.gathered.held) == ({query}, 1)
+    assert (found.plan.plan.merged_files, [one.code for one in found.refusals]) == (2 * FILES, ["refused_as_unsafe"])
+    assert "--mode full" in str(found.refusals[0])
 
 
 def test_a_file_stays_for_readers_after_no_rewind_needs_it(made: WrittenRoot, tmp_path: Path) -> None:
@@ -275,6 +305,22 @@ def add_property(made: WrittenRoot, name: str, value: str) -> None:
     [metadata] = [one["metaData"] for one in first if "metaData" in one]
     metadata["configuration"] = {**metadata["configuration"], name: value}
     (log / f"{made.opened().version() + 1:020}.json").write_text(json.dumps({"metaData": metadata}) + "\n")
+
+
+def test_files_that_spark_writes_to_s3_are_merged_only_while_the_query_is_stopped(
+    made: WrittenRoot, tmp_path: Path, s3_server: S3Server
+) -> None:
+    bucket = open_storage(f"s3://{s3_server.make_bucket()}/table", options=s3_server.options)
+    copy_files(made.table, bucket)
+    newest = f"_delta_log/{made.opened().version():020}.json"
+    of_spark = bucket.read(newest).replace(b"delta-rs:py-", b"Apache-Spark/4.2.0 Delta-Lake/")
+    bucket.replace(newest, of_spark)
+    in_bucket = WrittenRoot(made.root, bucket)
+    running = planned(in_bucket, tmp_path / "scratch")
+    assert (running.plan.plan.bins, running.may_start) == ((), False)
+    assert "Spark writes the table on S3" in running.plan.plan.notes[0]
+    stopped = planned(in_bucket, tmp_path / "scratch", stopped=True)
+    assert (len(stopped.plan.plan.bins), stopped.plan.plan.needs_stopped) == (1, True)
 
 
 def test_a_table_in_a_bucket_is_merged_and_cleaned(made: WrittenRoot, tmp_path: Path, s3_server: S3Server) -> None:
