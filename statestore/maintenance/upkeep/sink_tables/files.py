@@ -103,6 +103,7 @@ class _Writer:
         self._storage, self._bin, self._folder = storage, one, folder
         self._file_bytes, self._clock, self._ids = file_bytes, clock, ids
         self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
         self._open: _OpenFile | None = None
         self._made: list[DataFile] = []
 
@@ -110,7 +111,8 @@ class _Writer:
         if self._waiting and not rows.schema.equals(self._waiting[0].schema, check_metadata=True):
             self._write_group()
         self._waiting.append(rows)
-        if sum(one.nbytes for one in self._waiting) >= _GROUP_BYTES:
+        self._waiting_bytes += rows.nbytes
+        if self._waiting_bytes >= _GROUP_BYTES:
             self._write_group()
 
     def finish(self) -> list[DataFile]:
@@ -122,7 +124,7 @@ class _Writer:
         if not self._waiting:
             return
         group = pa.concat_tables(self._waiting)
-        self._waiting = []
+        self._waiting, self._waiting_bytes = [], 0
         if self._open is not None and not group.schema.equals(self._open.schema, check_metadata=True):
             self._end()
         with translated(self._folder):

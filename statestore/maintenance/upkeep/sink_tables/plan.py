@@ -24,6 +24,8 @@ from statekeeper.statestore.storage import Entry
 
 _LEAST_FILES = 4
 """A merge of fewer files is not worth a rewrite of their rows."""
+_MOST_FILES = 5_000
+"""Of a merge, so that an interrupted run loses little work."""
 _LEAST_AGE_SECONDS = 86_400.0
 """Of a file that no version names: the tasks of a batch write their files before the driver commits them."""
 _LOG_RETENTION = "delta.logRetentionDuration"
@@ -95,7 +97,7 @@ def _bins(small: Sequence[LoggedFile], policy: SinkPolicy) -> Iterator[MergeBin]
     for _, files in sorted(partitions.items(), key=lambda item: str(item[0])):
         waiting, size = list[LoggedFile](), 0
         for one in files:
-            if waiting and size + one.file.size_bytes > policy.file_bytes:
+            if waiting and (size + one.file.size_bytes > policy.file_bytes or len(waiting) >= _MOST_FILES):
                 yield from _bin(waiting)
                 waiting, size = [], 0
             waiting.append(one)
