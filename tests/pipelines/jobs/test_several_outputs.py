@@ -19,7 +19,12 @@ from statekeeper.pipelines.sinks.delta_writer import Writer
 from statekeeper.pipelines.sinks.sink import Attempt, DeltaSink, NoSink
 from statekeeper.pipelines.task.batch_log import LogLayout
 from statekeeper.statestore.base.errors import SinkChanged, SinkConflict, WrongResult
+from statekeeper.statestore.maintenance.verbs.contract import prepare
+from statekeeper.statestore.maintenance.verbs.optimize import Optimize
+from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.adding_operator import ROWS, rows_of, totals_of
+from tests.support.sink_tables import in_days
 from tests.support.streams import Stream
 
 STATE = pa.schema([("count", pa.int64()), ("total", pa.int64()), ("stamp", pa.string())])
@@ -212,6 +217,21 @@ def test_data_files_that_were_vacuumed_stop_the_query(job):
     with pytest.raises(SinkConflict, match=r"data files of output 'facts' .* do not exist any more"):
         job.stream.run(RANDOM, sink=job.sinks(FILES_FILES))
     assert job.stream.committed() == [0]
+
+
+@pytest.mark.slow
+def test_data_files_of_an_interrupted_batch_survive_optimize_and_complete_it_weeks_later(job, tmp_path):
+    with pytest.raises(ConnectionError):
+        job.feed(2).stream.run(RANDOM, sink=job.sinks(FILES_FILES, "facts"))
+    table = open_storage(job.stream.facts)
+    names_of_files = {entry.path for entry in table.list("") if entry.path.endswith(".parquet")}
+    run = verbs.a_run(open_storage(str(job.stream.root)), by=in_days(90), scratch=tmp_path / "scratch", other=table)
+    prepared = prepare(Optimize(destination=job.stream.facts), run)
+    assert prepared.report().record["rules"]["interrupted"]["files"] > 0
+    assert not prepared.may_start
+    assert {entry.path for entry in table.list("") if entry.path.endswith(".parquet")} == names_of_files
+    job.stream.run(RANDOM, sink=job.sinks(FILES_FILES))
+    job.assert_right()
 
 
 @pytest.mark.slow
