@@ -28,6 +28,8 @@ LOG = "_delta_log"
 _VERSION = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.json")
 _CHECKPOINT = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.checkpoint(?:\.[0-9a-f.-]+)?\.(?P<form>parquet|json)")
 _PARTS = re.compile(rf"{LOG}/(?P<version>[0-9]{{20}})\.checkpoint(?:\.[0-9]{{10}}\.(?P<of>[0-9]{{10}}))?\.parquet")
+ENGINE = "Statekeeper"
+"""The `engineInfo` of the commits in which `optimize` merges files. They change no row."""
 OF_JOBS = "statekeeper-"
 """Before the query id, in the application id of a `pipelines.DeltaSink`."""
 

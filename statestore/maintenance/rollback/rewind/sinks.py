@@ -64,7 +64,8 @@ def delta_position(table: Storage, query_ids: Collection[str], batch: int) -> De
             return _position(table, search, versions[-1], others)
         if commit.written is None:
             _require_known(table, version, commit)
-            others.append(f"{version} {commit.operation}")
+            if not commit.is_merge_of_files:
+                others.append(f"{version} {commit.operation}")
     if versions[0] == 0:
         return _position(table, search, versions[-1], others)
     raise RefusedAsUnsafe(
@@ -92,11 +93,13 @@ class _Commit:
 
     written   the batch of the query that it has; None if it has none
     unknown   an application id of another job with a `pipelines.DeltaSink`
+    is_merge_of_files  `optimize` has merged files, which changes no row
     """
 
     operation: str
     written: int | None
     unknown: str | None
+    is_merge_of_files: bool = False
 
 
 def _require_known(table: Storage, version: int, commit: _Commit) -> None:
@@ -111,12 +114,12 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
 
 
 def _read(table: Storage, version: int, names: set[str]) -> _Commit:
-    operation, written, unknown = "UNKNOWN", None, None
+    operation, written, unknown, engine = "UNKNOWN", None, None, ""
     hint = "run this command without --sink"
     for kind, body in delta_logs.actions(table, version, {"commitInfo", "txn"}, hint=hint):
         try:
             if kind == "commitInfo":
-                operation = str(body.get("operation", operation))
+                operation, engine = str(body.get("operation", operation)), str(body.get("engineInfo"))
             elif (writer := str(body["appId"])) in names:
                 written = int(body["version"])
             elif writer.startswith(delta_logs.OF_JOBS):
@@ -124,7 +127,7 @@ def _read(table: Storage, version: int, names: set[str]) -> _Commit:
         except BAD_VALUES as error:
             path = f"{table.url}/{delta_logs.commit_path(version)}"
             raise CorruptFile(f"cannot be parsed: {error}", path=path, hint=hint) from error
-    return _Commit(operation, written, unknown)
+    return _Commit(operation, written, unknown, is_merge_of_files=engine == delta_logs.ENGINE)
 
 
 @dataclass(frozen=True, kw_only=True)

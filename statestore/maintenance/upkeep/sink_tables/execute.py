@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import AlreadyExists
+from statekeeper.statestore.contents import delta_logs
 from statekeeper.statestore.format import delta_log
 from statekeeper.statestore.format.delta_log import DataFile, TableHistory
 from statekeeper.statestore.maintenance.upkeep.sink_tables.files import merged
@@ -20,7 +21,6 @@ from statekeeper.statestore.store.engine.scratch import work_folder
 _Item = TypeVar("_Item")
 
 OPERATION = "OPTIMIZE"
-ENGINE = "Statekeeper"
 _BINS = 16
 """A commit has at most so many merges, so that an interrupted run loses little work."""
 
@@ -195,7 +195,7 @@ def _actions(made: _Made, read_version: int, now_ms: int) -> Iterator[dict[str, 
             "readVersion": read_version,
             "isolationLevel": "SnapshotIsolation",
             "isBlindAppend": False,
-            "engineInfo": ENGINE,
+            "engineInfo": delta_logs.ENGINE,
         }
     }
     for one, files in made:

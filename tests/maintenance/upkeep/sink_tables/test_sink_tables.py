@@ -15,12 +15,13 @@ from deltalake.schema import PrimitiveType
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint, RefusedAsUnsafe, UnsupportedTable
 from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.maintenance.rollback import rewind
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import copy_files
-from tests.support.roots import OTHER_QUERY
+from tests.support.roots import OTHER_QUERY, QUERY
 from tests.support.s3_server import S3Server
 from tests.support.sink_tables import DAY, FILES, WrittenRoot, in_days, optimized, planned, rows_of_batch, written
 from tests.support.unpacked import unpacked
@@ -48,6 +49,8 @@ def test_small_files_become_one_in_a_commit_that_changes_no_row(made: WrittenRoo
     assert not any(file["dataChange"] for file in files)
     assert not any("txn" in one for one in commit)
     assert not planned(made, tmp_path / "scratch").may_start
+    # A rewind reverts it, which takes no row away.
+    assert rewind.delta_position(made.table, {QUERY}, 3).others == ()
 
 
 def test_an_unneeded_file_is_deleted_and_each_retained_batch_can_be_restored(made: WrittenRoot, tmp_path: Path) -> None:
