@@ -131,7 +131,9 @@ class _Writer:
             if self._open is None:
                 path = self._folder / f"{self._ids.fresh()}.parquet"
                 writer = pq.ParquetWriter(path, group.schema, compression="ZSTD", store_decimal_as_integer=True)
-                self._open = _OpenFile(path, group.schema, writer, FileStatistics(group.schema))
+                self._open = _OpenFile(
+                    path=path, schema=group.schema, writer=writer, statistics=FileStatistics(group.schema)
+                )
             one = self._open
             one.writer.write_table(group, row_group_size=max(1, group.num_rows))
             one.statistics.add(group)
@@ -163,7 +165,7 @@ class _Writer:
         one.path.unlink()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _OpenFile:
     path: Path
     schema: pa.Schema
