@@ -241,7 +241,11 @@ def execute(
     with ExitStack() as stack:
         writers = {
             name: HistoryWriter(
-                table, planned.additions[name], stack.enter_context(work_folder(scratch, "history")), clock, ids
+                found=table,
+                planned=planned.additions[name],
+                folder=stack.enter_context(work_folder(scratch, "history")),
+                clock=clock,
+                ids=ids,
             )
             for name, table in facts.tables.items()
         }

@@ -222,7 +222,7 @@ class Written:
     version: int = -1
 
 
-@dataclass
+@dataclass(kw_only=True)
 class HistoryWriter:
     """Writes the rows of a table to data files, and commits them. `folder`: for the files, before they are uploaded."""
 
