@@ -11,6 +11,7 @@ from statekeeper.statestore.cli.common import (
     Opened,
     Output,
     complete_root,
+    executor_option,
     output_option,
     root_argument,
     run_of,
@@ -29,6 +30,7 @@ from statekeeper.statestore.maintenance.verbs.clone import Clone
 @stopped_for_copy_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @scratch_option
+@executor_option
 @output_option
 def clone(root: Opened, stopped: bool, dry_run: bool, scratch: Path, output: Output, **given: Any) -> None:
     """Copy a checkpoint at one batch to another location. A Spark query can start from the copy.

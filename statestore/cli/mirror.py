@@ -11,6 +11,7 @@ from statekeeper.statestore.cli.common import (
     Opened,
     Output,
     complete_root,
+    executor_option,
     output_option,
     root_argument,
     run_of,
@@ -29,6 +30,7 @@ from statekeeper.statestore.maintenance.verbs.mirror import Mirror
 @stopped_for_copy_option
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @scratch_option
+@executor_option
 @output_option
 def mirror(root: Opened, stopped: bool, dry_run: bool, scratch: Path, output: Output, **given: Any) -> None:
     """Copy the new batches of a checkpoint to its mirror. If the source is lost, a query can start from the mirror.

@@ -12,6 +12,7 @@ from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
+    executor_option,
     output_option,
     root_argument,
     run_of,
@@ -35,6 +36,7 @@ from statekeeper.statestore.maintenance.verbs.rewind import Revert
 @undo_option(Repair)
 @verb_options(Repair)
 @scratch_option
+@executor_option
 @stopped_option("Required for --apply and --undo.")
 @output_option
 def repair(

@@ -12,6 +12,7 @@ from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
+    executor_option,
     output_option,
     progress_bar,
     root_argument,
@@ -33,6 +34,7 @@ from statekeeper.statestore.maintenance.verbs.rewind import Revert, Rewind
 )
 @undo_option(Rewind)
 @scratch_option
+@executor_option
 @stopped_option("Required for --apply and --undo.")
 @output_option
 def rewind(

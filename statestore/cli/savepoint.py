@@ -18,6 +18,7 @@ from statekeeper.statestore.cli.common import (
     Output,
     complete_root,
     error_object,
+    executor_option,
     mode_option,
     output_option,
     progress_bar,
@@ -68,6 +69,7 @@ from statekeeper.statestore.maintenance.verbs.savepoint import (
 @click.option("--dry-run", is_flag=True, help="Show the plan and change nothing.")
 @workers_option
 @scratch_option
+@executor_option
 @output_option
 def savepoint(
     root: Opened,

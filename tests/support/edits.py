@@ -14,6 +14,7 @@ from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.rewrites import edits
 from statekeeper.statestore.maintenance.rewrites.edits import Edit, EditPlan
 from statekeeper.statestore.maintenance.rewrites.engine import Machine
@@ -33,7 +34,8 @@ def goal(operator: int = 0, **texts: str) -> Edit:
 
 
 def planned(storage: Storage, edit: Edit, scratch: Path, spark: Spark | None = FOR_SPARK) -> EditPlan:
-    facts = edits.gather(storage, edit, spark, scratch=scratch, clock=SystemClock(), ids=RandomIds(), workers=1)
+    here = LocalExecutor(clock=SystemClock(), scratch=scratch, workers=1)
+    facts = edits.gather(storage, edit, spark, executor=here, scratch=scratch, workers=1)
     return edits.plan(facts, edit, spark, workers=1)
 
 

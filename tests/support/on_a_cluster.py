@@ -28,6 +28,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.maintenance.executors import Place
 from statekeeper.statestore.maintenance.executors.spark import SparkExecutor
 from statekeeper.statestore.storage import Storage
+from tests.support.maintainers import MAINTAINER
 
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -107,6 +108,7 @@ def _squares(given: Mapping[str, Any]) -> Ran:
     except RuntimeError as error:
         return Ran(1, told, str(error))
     return Ran(0, told, "")
+from tests.support.maintainers import MAINTAINER
 
 
 def _main(file: Path) -> None:
@@ -134,7 +136,7 @@ def _main(file: Path) -> None:
         code = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                main([*command, "--output", "json"], standalone_mode=False)
+                main([*command, "--output", "json"], obj=MAINTAINER, standalone_mode=False)
             except SystemExit as end:
                 code = int(end.code or 0)
         text = out.getvalue()

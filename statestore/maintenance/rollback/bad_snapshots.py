@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
@@ -23,7 +21,7 @@ from statekeeper.statestore.contents.chain import Chain, walk
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
-from statekeeper.statestore.maintenance.executors import LocalExecutor
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.upkeep import verification
 from statekeeper.statestore.maintenance.upkeep.verification import Reads, SnapshotRead
 from statekeeper.statestore.maintenance.upkeep.verification.read_back import ReadBack, read_all
@@ -40,18 +38,10 @@ class BadSnapshots:
     damaged: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class DeepRead:
-    """Read every snapshot in full, below `scratch` on local disk."""
-
-    scratch: Path
-    clock: Clock
-
-
 def bad_snapshots(
-    storage: Storage, heads: Heads, files: Mapping[StorePath, StoreFiles], *, deep: DeepRead | None = None
+    storage: Storage, heads: Heads, files: Mapping[StorePath, StoreFiles], *, deep: Executor | None = None
 ) -> BadSnapshots:
-    """Find bad snapshots up to the head of each store. `deep`: read snapshots in full that are not on record.
+    """Find bad snapshots up to the head of each store. `deep`: reads snapshots in full that are not on record.
 
     Requests: one listing, the record of reads, for each store the lineage of its head, and one for each snapshot.
     Raises `StorageError`; with `deep` also `LocalStateError`.
@@ -100,7 +90,7 @@ def _strays(store: StorePath, files: StoreFiles, head: VersionId) -> list[str]:
 
 
 def _read(
-    storage: Storage, chains: list[Chain], reads: dict[str, verification.FileRead], conf: StateConf, deep: DeepRead
+    storage: Storage, chains: list[Chain], reads: dict[str, verification.FileRead], conf: StateConf, deep: Executor
 ) -> None:
     """Read the whole snapshots of these chains in full, and add the results to `reads`."""
     failed: list[StatekeeperError] = []
@@ -121,6 +111,6 @@ def _read(
             if waiting[chain.store]
         ]
         due = [read for read in turn if read is not None]
-        read_all(storage, due, ended, executor=LocalExecutor(clock=deep.clock, scratch=deep.scratch))
+        read_all(storage, due, ended, executor=deep)
     if failed:
         raise failed[0]

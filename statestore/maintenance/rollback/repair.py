@@ -32,9 +32,10 @@ from statekeeper.statestore.format.operators import OperatorMetadata, parse_oper
 from statekeeper.statestore.format.provider import PROVIDER, Provider
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.records import quarantine
 from statekeeper.statestore.maintenance.records.quarantine import QuarantineRecord, QueryPosition
-from statekeeper.statestore.maintenance.rollback.bad_snapshots import BadSnapshots, DeepRead, bad_snapshots
+from statekeeper.statestore.maintenance.rollback.bad_snapshots import BadSnapshots, bad_snapshots
 from statekeeper.statestore.storage import Storage, at_once, list_members, read_or_none
 from statekeeper.statestore.storage.urls import Locality, as_spark_writes_it
 
@@ -147,7 +148,7 @@ class RepairPlan:
         )
 
 
-def gather(storage: Storage, *, deep: DeepRead | None = None) -> RepairFacts:
+def gather(storage: Storage, *, deep: Executor | None = None) -> RepairFacts:
     """Gather the facts. `deep`: see `bad_snapshots`.
 
     Requests: listings of `state/` and of the logs (on a local disk also with hidden files), each commit, the newest offsets

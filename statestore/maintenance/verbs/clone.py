@@ -155,7 +155,14 @@ class Clone(Copy[PlannedClone, CopyFile, None]):
     def execute(self, run: Run, plan: PlannedClone, work: Work[CopyFile]) -> None:
         """Copy the files, and tell each. Raises as `copies.require_unchanged`, `copies.begin` and `copies.execute`."""
         if not plan.is_complete:
-            copies.execute(run.storage, work.storage, plan.plan, scratch=run.scratch, copied=work.tell)
+            copies.execute(
+                run.storage,
+                work.storage,
+                plan.plan,
+                executor=run.executor_of(copies.AT_ONCE),
+                scratch=run.scratch,
+                copied=work.tell,
+            )
 
     def report(self, prepared: Prepared[PlannedClone, CopyFile, None]) -> Report:
         found, plan = report_of_clone(prepared), prepared.plan.plan

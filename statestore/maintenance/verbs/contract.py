@@ -96,13 +96,22 @@ class Run:
     @property
     def executor(self) -> Executor:
         """Runs the tasks of the verb."""
+        return self.executor_of(self.workers)
+
+    def executor_of(self, workers: int) -> Executor:
+        """Return what runs tasks: the cluster, or `workers` at a time this machine."""
         return self.cluster or LocalExecutor(
             scratch=self.scratch,
             clock=self.by.clock,
             ids=self.by.ids,
             memory_bytes=self.memory_bytes,
-            workers=self.workers,
+            workers=workers,
         )
+
+    @property
+    def workers_here(self) -> int:
+        """The stores that are on the local disk of this machine at a time: none if a cluster has them."""
+        return self.workers if self.cluster is None else 0
 
     def pasteable(self, text: str) -> str:
         """Return a text with commands that can be pasted."""

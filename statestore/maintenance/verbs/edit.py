@@ -60,13 +60,12 @@ class Edit(OfStoppedQuery[EditPlan]):
             run.storage,
             goal,
             self.for_spark,
+            executor=run.executor,
             scratch=run.scratch,
-            clock=run.clock,
-            ids=run.by.ids,
             policy=policy_of(run.policies),
-            workers=run.workers,
+            workers=run.workers_here,
         )
-        return edits.plan(facts, goal, self.for_spark, workers=run.workers)
+        return edits.plan(facts, goal, self.for_spark, workers=run.workers_here)
 
     def record(self, plan: EditPlan) -> list[Json]:
         return [as_json.of_edit_plan(plan)]

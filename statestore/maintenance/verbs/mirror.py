@@ -100,7 +100,14 @@ class Mirror(Copy[PlannedMirror, CopyFile, CleanupPlan]):
         if plan.is_complete:
             return plan.cleanup
         if not plan.plan.is_current:
-            mirrors.execute(run.storage, work.storage, plan.plan, scratch=run.scratch, copied=work.tell)
+            mirrors.execute(
+                run.storage,
+                work.storage,
+                plan.plan,
+                executor=run.executor_of(clones.AT_ONCE),
+                scratch=run.scratch,
+                copied=work.tell,
+            )
         cleanup = _cleanup(run.storage, plan.destination)
         if cleanup.obsolete:
             deletions = as_json.of_cleanup(cleanup)

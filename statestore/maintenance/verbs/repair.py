@@ -11,7 +11,6 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rollback import repair
-from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
 from statekeeper.statestore.maintenance.rollback.repair import (
     Rebuild,
     Relocate,
@@ -58,7 +57,7 @@ class Repair(Verb[RepairPlan, RepairAction, tuple[RepairAction, ...]]):
     def plan(self, run: Run) -> RepairPlan:
         """If there is nothing to repair, but the query cannot start, the plan asks for the action of the audit. Raises as
         `repair.gather` and `audit.gather`."""
-        deep = DeepRead(run.scratch, run.clock) if self.deep else None
+        deep = run.executor if self.deep else None
         try:
             planned = repair.plan(repair.gather(run.storage, deep=deep), self.for_spark, self.location)
         except (CorruptFile, UnsupportedProvider):

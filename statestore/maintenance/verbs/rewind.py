@@ -9,7 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from statekeeper.statestore.base.errors import LocalStateError, RefusedAsUnsafe, StatekeeperError, VersionNotLoadable
+from statekeeper.statestore.base.errors import (
+    LocalStateError,
+    RefusedAsUnsafe,
+    StatekeeperError,
+    TaskLost,
+    VersionNotLoadable,
+)
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.checkpoint.origin import origin_of
@@ -146,18 +152,10 @@ class Rewind(Verb[PlannedRewind, RewindAction, tuple[RewindAction, ...]]):
         found: list[StatekeeperError] = list(planned.refusals)
         if not found:
             conf = origin_of(storage).state_conf(storage, gathered.heads, tuple(Provider))
-            failed = rewind.prove(
-                storage,
-                gathered.heads,
-                conf,
-                scratch=run.scratch,
-                clock=by.clock,
-                ids=by.ids,
-                restored=self.restored,
-            )
-            # A full scratch disk says nothing about the checkpoint.
+            failed = rewind.prove(storage, gathered.heads, conf, executor=run.executor, restored=self.restored)
+            # A full scratch disk says nothing about the checkpoint, and neither does a lost executor.
             found += [
-                error if isinstance(error, LocalStateError) else _unproved(store, error)
+                error if isinstance(error, LocalStateError | TaskLost) else _unproved(store, error)
                 for store, error in sorted(failed.items())
             ]
         query_ids = {gathered.query_id, *gathered.former_ids}

@@ -112,6 +112,7 @@ def _machine(run: Run) -> Machine:
         workers=run.workers,
         memory_bytes=run.memory_bytes,
         process_bytes=run.process_bytes,
+        cluster=run.cluster,
     )
 
 

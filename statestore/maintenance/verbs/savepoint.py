@@ -172,10 +172,8 @@ class SaveRows(Copy[PlannedRows, Wrote, Summary]):
                 gathered,
                 work.storage,
                 planned,
+                executor=run.executor,
                 scratch=run.scratch,
-                clock=run.clock,
-                ids=run.by.ids,
-                workers=run.workers,
                 wrote=work.tell,
                 finished=work.tell,
             )
@@ -210,10 +208,13 @@ class SaveRows(Copy[PlannedRows, Wrote, Summary]):
         lines: list[str] = []
         done: list[str] = []
         if made is None:
-            needed, free = plan.scratch_bytes(run.workers), free_bytes(run.scratch)
+            needed, free = plan.scratch_bytes(run.workers_here), free_bytes(run.scratch)
             record |= {"table_bytes": plan.table_bytes, "scratch_bytes": needed, "scratch_free_bytes": free}
+            of_scratch = f"needs up to {decimal(needed)} of local disk in {run.scratch}, which has {decimal(free)} free"
+            if run.cluster is not None:
+                of_scratch = f"each task on the cluster needs up to {decimal(plan.scratch_bytes(1))} of local disk"
             lines = [
-                f"needs up to {decimal(needed)} of local disk in {run.scratch}, which has {decimal(free)} free",
+                of_scratch,
                 f"needs about {decimal(plan.table_bytes)} in the destination, usually less",
             ]
             if plan.is_complete:
@@ -255,7 +256,7 @@ class SaveRows(Copy[PlannedRows, Wrote, Summary]):
 
 
 def _require_scratch(run: Run, plan: PlannedRows) -> None:
-    needed, free = plan.plan.scratch_bytes(run.workers), free_bytes(run.scratch)
+    needed, free = plan.plan.scratch_bytes(run.workers_here), free_bytes(run.scratch)
     tables = ""
     if plan.destination.location.service == open_storage(str(run.scratch)).location.service:
         needed += plan.plan.table_bytes

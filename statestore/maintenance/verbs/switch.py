@@ -38,7 +38,7 @@ class Switch(OfStoppedQuery[SwitchPlan]):
     def plan(self, run: Run) -> SwitchPlan:
         """Raises as `engine.gather`."""
         gathered = engine.gather(run.storage, scratch=run.scratch, policy=policy_of(run.policies))
-        return switchover.plan(gathered, self.to, self.for_spark, workers=run.workers)
+        return switchover.plan(gathered, self.to, self.for_spark, workers=run.workers_here)
 
     def is_confirmed(self, run: Run, plan: SwitchPlan) -> bool:
         # An own job neither starts on a half-done switchover nor starts a batch during one. But a job that runs a batch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from statekeeper.statestore.base.errors import (
@@ -14,23 +15,32 @@ from statekeeper.statestore.base.errors import (
     StatekeeperError,
     StorageError,
 )
-from statekeeper.statestore.base.workers import in_pool
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.clones.model import CopyFile, Part, Way
 from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.storage.base import changed
 
 AT_ONCE = 8
-"""Files that are copied at the same time."""
+"""Files that this machine copies at the same time."""
+
+_FILES_OF_A_TASK = 32
+"""Files of a task on a cluster, which copies `storage.parallel.AT_ONCE` at a time: most of a copy is waiting."""
 
 BEFORE_LOGS = (Part.STATE, Part.METADATA, Part.SOURCES)
 
 
 def execute(
-    source: Storage, destination: Storage, planned: ClonePlan, *, scratch: Path, copied: Callable[[CopyFile], None]
+    source: Storage,
+    destination: Storage,
+    planned: ClonePlan,
+    *,
+    executor: Executor,
+    scratch: Path,
+    copied: Callable[[CopyFile], None],
 ) -> None:
     """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
 
@@ -38,8 +48,14 @@ def execute(
     the clone. Nothing in the source changes. `scratch`: a folder for large files that pass through this machine. Raises the
     first error of a file: `ObjectMissing`, `SourceChanged`, `StorageError`.
     """
+
+    def is_replaced(file: CopyFile) -> bool:
+        # An earlier run may have copied bytes that the source has replaced since.
+        return planned.structure is Structure.V1 and file.part is Part.STATE
+
     for part in BEFORE_LOGS:
-        _copy_all(source, destination, planned, planned.to_copy(part), scratch, copied)
+        copies = CopyEach(source, destination)
+        copy_all(copies, planned.to_copy(part), is_replaced, executor=executor, scratch=scratch, copied=copied)
     copy_logs(source, destination, planned.files, planned.structure, copied)
 
 
@@ -72,36 +88,72 @@ def begin(destination: Storage, planned: ClonePlan) -> None:
         ) from error
 
 
-def _copy_all(
-    source: Storage,
-    destination: Storage,
-    planned: ClonePlan,
-    files: list[CopyFile],
+Conflicts = Mapping[int, AlreadyExists]
+"""The files of a task that exist in the destination with other bytes, by their number."""
+
+
+@dataclass(frozen=True)
+class CopyEach:
+    """The task of a copy: some files. It only creates files, because it may run twice, on two hosts at the same time."""
+
+    source: Storage
+    destination: Storage
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.source, self.destination)
+
+    def __call__(self, files: Sequence[CopyFile], place: Place) -> Conflicts:
+        conflicts: dict[int, AlreadyExists] = {}
+
+        def copy(number: int) -> None:
+            try:
+                copy_file(self.source, self.destination, files[number], place.folder)
+            except AlreadyExists as error:
+                conflicts[number] = error
+
+        at_once(copy, range(len(files)))
+        return conflicts
+
+
+def copy_all(
+    copies: CopyEach,
+    files: Sequence[CopyFile],
+    is_replaced: Callable[[CopyFile], bool],
+    *,
+    executor: Executor,
     scratch: Path,
     copied: Callable[[CopyFile], None],
 ) -> None:
-    errors: list[StatekeeperError] = []
+    """Copy files, several at a time; call `copied` after each, from one thread at a time.
 
-    def ended(file: CopyFile, outcome: StatekeeperError | None) -> None:
+    A file that exists with other bytes is an error, unless it `is_replaced`. Then this process replaces it, after all
+    others and under the lease. Raises the first error of a file; files that are being copied then are completed.
+
+    Race: on a cluster, a copy is repeated on another host, and the first try stalls; the next run replaces the file by
+    newer bytes; the stalled try puts the old bytes in place of them. It cannot, because it does not replace.
+    """
+    errors, replaced = list[StatekeeperError](), list[CopyFile]()
+
+    def ended(some: Sequence[CopyFile], outcome: Conflicts | StatekeeperError) -> None:
         if isinstance(outcome, StatekeeperError):
             errors.append(outcome)
-        else:
-            copied(file)
+            raise errors[0]
+        for number, file in enumerate(some):
+            if number not in outcome:
+                copied(file)
+            elif is_replaced(file):
+                replaced.append(file)
+            else:
+                errors.append(outcome[number])
+        if errors:
+            raise errors[0]
 
-    def copy(file: CopyFile) -> None:
-        if not errors:
-            _copy(source, destination, planned, file, scratch)
-
-    in_pool(copy, files, ended, workers=AT_ONCE)
-    for error in errors:
-        raise error
-
-
-def _copy(source: Storage, destination: Storage, planned: ClonePlan, file: CopyFile, scratch: Path) -> None:
-    if planned.structure is Structure.V1 and file.part is Part.STATE:
-        # An earlier run may have copied bytes that the source has replaced since.
-        destination.delete([file.path])
-    copy_file(source, destination, file, scratch)
+    several = 1 if executor.is_here else _FILES_OF_A_TASK
+    executor.map(copies, [files[first : first + several] for first in range(0, len(files), several)], ended)
+    for file in replaced:
+        replace_file(copies.source, copies.destination, file, scratch)
+        copied(file)
 
 
 def copy_file(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from statekeeper.statestore.base.errors import AlreadyExists, DestinationNotEmpty, SourceChanged, StatekeeperError
-from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.base.errors import AlreadyExists, DestinationNotEmpty, SourceChanged
 from statekeeper.statestore.format import mirror_names
 from statekeeper.statestore.maintenance.copies.clones.execute import (
-    AT_ONCE,
     BEFORE_LOGS,
+    CopyEach,
+    copy_all,
     copy_file,
     copy_logs,
     replace_file,
@@ -21,6 +21,7 @@ from statekeeper.statestore.maintenance.copies.mirrors import model as records
 from statekeeper.statestore.maintenance.copies.mirrors.cleanup import CleanupPlan, Obsolete
 from statekeeper.statestore.maintenance.copies.mirrors.gather import owner_of
 from statekeeper.statestore.maintenance.copies.mirrors.plan import MirrorPlan, started_by_another
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.storage import DELETE_BATCH, Storage
 
 
@@ -40,7 +41,13 @@ def begin(destination: Storage, planned: MirrorPlan) -> None:
 
 
 def execute(
-    source: Storage, destination: Storage, planned: MirrorPlan, *, scratch: Path, copied: Callable[[CopyFile], None]
+    source: Storage,
+    destination: Storage,
+    planned: MirrorPlan,
+    *,
+    executor: Executor,
+    scratch: Path,
+    copied: Callable[[CopyFile], None],
 ) -> None:
     """Copy the files of the plan after `begin`; call `copied` after each, from one thread at a time.
 
@@ -74,7 +81,9 @@ def execute(
     if planned.merged:
         destination.delete([mirror_names.mirrored(number) for number in planned.merged])
     files = planned.to_copy(*BEFORE_LOGS)
-    _copy_all(source, destination, [file for file in files if file.path not in planned.rewritten], scratch, copied)
+    others = [file for file in files if file.path not in planned.rewritten]
+    copies = CopyEach(source, destination)
+    copy_all(copies, others, _is_replaced, executor=executor, scratch=scratch, copied=copied)
     # A rewritten zip may name new tables, and its checksum comes after it.
     for file in (file for file in files if file.path in planned.rewritten):
         _copy(source, destination, file, scratch)
@@ -95,35 +104,15 @@ def execute_cleanup(
         yield files
 
 
-def _copy_all(
-    source: Storage,
-    destination: Storage,
-    files: Iterable[CopyFile],
-    scratch: Path,
-    copied: Callable[[CopyFile], None],
-) -> None:
-    errors: list[StatekeeperError] = []
-
-    def ended(file: CopyFile, outcome: StatekeeperError | None) -> None:
-        if isinstance(outcome, StatekeeperError):
-            errors.append(outcome)
-        else:
-            copied(file)
-
-    def copy(file: CopyFile) -> None:
-        if not errors:
-            _copy(source, destination, file, scratch)
-
-    in_pool(copy, list(files), ended, workers=AT_ONCE)
-    for error in errors:
-        raise error
+def _is_replaced(file: CopyFile) -> bool:
+    """A repair rewrites zips; Spark overwrites some metadata, such as the schema of a store after a change."""
+    return file.part is not Part.STATE or mirror_names.is_snapshot(file.path)
 
 
 def _copy(source: Storage, destination: Storage, file: CopyFile, scratch: Path) -> None:
     try:
         copy_file(source, destination, file, scratch)
     except AlreadyExists:
-        if file.part is Part.STATE and not mirror_names.is_snapshot(file.path):
+        if not _is_replaced(file):
             raise
-        # A repair rewrites zips; Spark overwrites some metadata, such as the schema of a store after a change.
         replace_file(source, destination, file, scratch)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import AlreadyExists, DestinationNotEmpty, StatekeeperError
-from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.contents.rows import Contents, Layout
 from statekeeper.statestore.format import savepoint_names as names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.copies.savepoints.gather import RowsFacts
@@ -23,6 +23,7 @@ from statekeeper.statestore.maintenance.copies.savepoints.write import (
     write_empty,
     write_store,
 )
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.storage import Storage
 
 
@@ -39,23 +40,55 @@ def begin(destination: Storage, planned: RowsPlan) -> None:
         ) from error
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteEach:
+    """The task of a store. Two tries, on two hosts, give its files the same names and the same bytes.
+
+    `layouts`: by operator and store name; `operators`: their names; `wrote`: of an executor in this process, see `execute`.
+    """
+
+    contents: Contents
+    layouts: Mapping[tuple[int, str], Layout]
+    operators: Mapping[int, str]
+    destination: Storage
+    wrote: Callable[[int], None] | None = None
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.contents.storage, self.destination)
+
+    def __call__(self, store: StorePath, place: Place) -> StoreRows:
+        found = write_store(
+            self.contents,
+            store,
+            self.layouts[store.operator, store.store],
+            self.operators[store.operator],
+            self.destination,
+            scratch=place.folder,
+            clock=place.clock,
+            ids=place.ids,
+            wrote=self.wrote or (lambda rows: None),
+        )
+        self.destination.create(found.path, found.encoded())
+        return found
+
+
 def execute(
     gathered: RowsFacts,
     destination: Storage,
     planned: RowsPlan,
     *,
+    executor: Executor,
     scratch: Path,
-    clock: Clock,
-    ids: Ids,
-    workers: int,
     wrote: Callable[[int], None],
     finished: Callable[[StoreRows], None],
 ) -> Summary:
     """Write the rows of all stores after `begin`.
 
-    Call `wrote` after each piece with its number of rows, and `finished` after each store, from one thread at a time.
-    *Guarantee*: the destination is a savepoint only after the last file, the manifest. The source is only read. Raises the
-    first error of a store; see `write_store`.
+    Call `wrote` after each piece with its number of rows, and `finished` after each store, from one thread at a time. The
+    pieces on another host are those of a store together. *Guarantee*: the destination is a savepoint only after the last
+    file, the manifest. The source is only read. Raises the first error of a store, see `write_store`; the stores that are
+    being written then are completed.
     """
     destination.delete(planned.leftovers)
     done, errors, counting = dict(planned.finished), list[StatekeeperError](), threading.Lock()
@@ -64,33 +97,23 @@ def execute(
         with counting:
             wrote(rows)
 
-    def write(store: StorePath) -> StoreRows | None:
-        if errors:
-            return None
-        found = write_store(
-            gathered.contents,
-            store,
-            gathered.layouts[store.operator, store.store],
-            gathered.operators[store.operator],
-            destination,
-            scratch=scratch,
-            clock=clock,
-            ids=ids,
-            wrote=counted,
-        )
-        destination.create(found.path, found.encoded())
-        return found
-
-    def ended(store: StorePath, outcome: StoreRows | StatekeeperError | None) -> None:
+    def ended(store: StorePath, outcome: StoreRows | StatekeeperError) -> None:
         if isinstance(outcome, StatekeeperError):
             errors.append(outcome)
-        elif outcome is not None:
-            done[store] = outcome
-            finished(outcome)
+            raise errors[0]
+        done[store] = outcome
+        if not executor.is_here:
+            counted(outcome.rows)
+        finished(outcome)
 
-    in_pool(write, planned.to_read(), ended, workers=workers)
-    for error in errors:
-        raise error
+    task = WriteEach(
+        contents=gathered.contents,
+        layouts=gathered.layouts,
+        operators=gathered.operators,
+        destination=destination,
+        wrote=counted if executor.is_here else None,
+    )
+    executor.map(task, planned.to_read(), ended)
     return _complete(gathered, destination, planned, dict(sorted(done.items())), scratch)
 
 

@@ -64,6 +64,14 @@ class Selection:
     hidden: int = 0
     upserts: Mapping[StorePath, Mapping[bytes, bytes]] = field(default_factory=dict)
 
+    def without_upserts(self) -> Selection:
+        """Return what the stores have in common."""
+        return replace(self, upserts={})
+
+    def with_upserts(self, store: StorePath, rows: Mapping[bytes, bytes]) -> Selection:
+        """Return the selection for this store alone. `rows`: the new value of each key."""
+        return replace(self, upserts={store: rows})
+
     def deleted(self, store: StorePath, family: str | None, keys: Sequence[bytes]) -> list[bool]:
         """Return for each key whether it is deleted. Raises `CorruptFile` for a key that does not fit the schema."""
         found = [False] * len(keys)

@@ -6,8 +6,8 @@ V1, no query starts from the first new snapshot until all are in place: see `pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from statekeeper.statestore.base.clock import Ids
@@ -16,15 +16,17 @@ from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made, RewriteKind
-from statekeeper.statestore.contents.rows import OpenStore
+from statekeeper.statestore.contents.rows import Contents, OpenStore
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors import Place
 from statekeeper.statestore.maintenance.records import quarantine
 from statekeeper.statestore.maintenance.rewrites.edits import changes, place
 from statekeeper.statestore.maintenance.rewrites.edits.changes import StoreChanges
 from statekeeper.statestore.maintenance.rewrites.edits.model import EditPlan
+from statekeeper.statestore.maintenance.rewrites.edits.selection import Selection
 from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     is_rewritten,
     require_newest,
@@ -33,8 +35,14 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     restore_commit,
     rewrite_commit,
 )
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build, largest_first, make_each
+from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase, StoreStep
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import (
+    Skipped,
+    build,
+    build_each,
+    largest_first,
+    withdraw_if_late,
+)
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Storage, read_or_none
@@ -70,16 +78,21 @@ class EditSteps(RewriteSteps[EditPlan]):
     def make_snapshots(self, work: Rewriting, planned: EditPlan, machine: Machine) -> None:
         if work.is_cleared:
             return
-        steps = largest_first(one.step for one in planned.stores)
-        changed = {one.step.store: one.changes for one in planned.stores}
-
-        def make(store: StorePath) -> tuple[Made, Skipped]:
-            assert planned.contents is not None
-            change = partial(_changed, planned, changed[store])
-            at_a_time = min(machine.workers, len(steps))
-            return build(work, steps[store], machine, conf=planned.contents.conf, at_a_time=at_a_time, change=change)
-
-        make_each(work, list(steps), make, workers=machine.workers)
+        assert planned.contents is not None
+        assert planned.selection is not None
+        executor, changed = machine.executor, {one.step.store: one.changes for one in planned.stores}
+        task = EditEach(
+            storage=work.storage,
+            begun=work.begun,
+            contents=planned.contents,
+            selection=planned.selection.without_upserts(),
+            may_be_late=not executor.is_here,
+        )
+        items = [
+            ChangedStore(step, changed[step.store], planned.selection.upserts.get(step.store, {}))
+            for step in largest_first(one.step for one in planned.stores)
+        ]
+        build_each(work, task, items, executor=executor)
 
     def commit(self, work: Rewriting, planned: EditPlan, machine: Machine) -> RewritePhase:
         """Of an own root, require before that no job has attempted the next batch."""
@@ -135,18 +148,51 @@ class EditSteps(RewriteSteps[EditPlan]):
                 yield store, problem
 
 
-def _changed(planned: EditPlan, edit: StoreChanges, restored: Restored) -> str:
-    """Write the changes into a restored store. Return the digest of the rows that it must have then."""
-    assert planned.contents is not None
-    assert planned.selection is not None
-    rows = OpenStore(
-        contents=planned.contents,
-        store=edit.store,
-        layout=planned.selection.layouts[edit.store.store],
-        database=restored.database,
-        ids={} if restored.base is None else restored.base.column_families,
-    )
-    return changes.write(rows, restored.database, planned.selection, edit)
+@dataclass(frozen=True)
+class ChangedStore:
+    """A store whose snapshot gets these changes. `upserts`: the new value of each key."""
+
+    step: StoreStep
+    changes: StoreChanges
+    upserts: Mapping[bytes, bytes]
+
+    @property
+    def store(self) -> StorePath:
+        return self.step.store
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditEach:
+    """The task of a store. `selection`: without the upserts; `may_be_late`: see `withdraw_if_late`."""
+
+    storage: Storage
+    begun: Begun
+    contents: Contents
+    selection: Selection
+    may_be_late: bool = False
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, one: ChangedStore, place: Place) -> tuple[Made, Skipped]:
+        change = partial(self._changed, one)
+        made = build(self.storage, self.begun, one.step, place, conf=self.contents.conf, change=change)
+        if self.may_be_late:
+            withdraw_if_late(self.storage, self.begun, one.store)
+        return made
+
+    def _changed(self, one: ChangedStore, restored: Restored) -> str:
+        """Write the changes into a restored store. Return the digest of the rows that it must have then."""
+        rows = OpenStore(
+            contents=self.contents,
+            store=one.store,
+            layout=self.selection.layouts[one.store.store],
+            database=restored.database,
+            ids={} if restored.base is None else restored.base.column_families,
+        )
+        selection = self.selection.with_upserts(one.store, one.upserts)
+        return changes.write(rows, restored.database, selection, one.changes)
 
 
 def _problem_in_v1(

@@ -17,7 +17,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import RewriteJournal, Re
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_conf import OURS, StateConf
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor, LocalExecutor
 from statekeeper.statestore.maintenance.upkeep.audit import Audit
 
 
@@ -172,7 +172,7 @@ ProgressCallback = Callable[[Progress], None]
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What it may use of this machine, and where time and ids come from. `process_bytes`: stores of this size together
-    are rewritten by several processes."""
+    are rewritten by several processes; `cluster`: runs the tasks elsewhere."""
 
     scratch: Path
     clock: Clock
@@ -180,3 +180,15 @@ class Machine:
     workers: int = WORKERS
     memory_bytes: int = MEMORY_BYTES
     process_bytes: int = PROCESS_BYTES
+    cluster: Executor | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """Runs the tasks of the rewrite."""
+        return self.cluster or LocalExecutor(
+            scratch=self.scratch,
+            clock=self.clock,
+            ids=self.ids,
+            memory_bytes=self.memory_bytes,
+            workers=self.workers,
+        )

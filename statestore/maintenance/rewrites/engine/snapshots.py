@@ -3,22 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.workers import in_pool
 from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, Made
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.executors import Executor, Place, Task
 from statekeeper.statestore.maintenance.rewrites.engine.commit import rolled_back
-from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, RewritePhase, StoreStep
+from statekeeper.statestore.maintenance.rewrites.engine.model import Progress, RewritePhase, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.maintenance.upkeep.snapshot import Change, SnapshotReason, TakeSnapshot
+from statekeeper.statestore.storage import Storage
 
 Skipped = tuple[str, ...]
 """The unusable bases of a store, with reasons."""
+
+
+class OfStore(Protocol):
+    """A store to make a snapshot of, with all that its task needs."""
+
+    @property
+    def store(self) -> StorePath: ...
+
+
+Item = TypeVar("Item", bound=OfStore)
+
+
+def build_each(
+    work: Rewriting, task: Task[Item, tuple[Made, Skipped]], items: Sequence[Item], *, executor: Executor
+) -> None:
+    """Make the snapshots in this order, and record each in the journal. If one fails, the others are completed, and its
+    error is raised. If the lease is lost, no other one starts. The task publishes a snapshot and reads it back, as `build`.
+    """
+    making = _Making(work)
+
+    def ended(item: Item, outcome: tuple[Made, Skipped] | StatekeeperError) -> None:
+        making.ended(item.store, outcome)
+        work.still_held()
+
+    work.still_held()
+    executor.map(task, items, ended)
+    making.require_all()
 
 
 def make_each(
@@ -29,50 +60,64 @@ def make_each(
     workers: int,
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the snapshots in this order, and record each in the journal. If one fails, the others are completed, and its
-    error is raised. `make` publishes a snapshot and reads it back; `interrupt`: see `in_pool`."""
-    storage, begun, failed = work.storage, work.begun, list[StatekeeperError]()
+    """Make the snapshots in this process, as `build_each`. `make` publishes a snapshot and reads it back; `interrupt`: see
+    `in_pool`."""
+    making = _Making(work)
 
     def made(store: StorePath) -> tuple[Made, Skipped]:
         work.still_held()
         return make(store)
 
-    def ended(store: StorePath, outcome: tuple[Made, Skipped] | StatekeeperError) -> None:
+    if stores:
+        in_pool(made, stores, making.ended, workers=max(1, min(workers, len(stores))), interrupt=interrupt)
+    making.require_all()
+
+
+class _Making:
+    """The outcomes of the stores of a rewrite."""
+
+    def __init__(self, work: Rewriting) -> None:
+        self._work = work
+        self._failed: list[StatekeeperError] = []
+
+    def ended(self, store: StorePath, outcome: tuple[Made, Skipped] | StatekeeperError) -> None:
+        """Record a snapshot in the journal. Raises as `_require_open`."""
+        work, begun = self._work, self._work.begun
         _require_open(work, store)
         if isinstance(outcome, StatekeeperError):
-            failed.append(outcome)
+            self._failed.append(outcome)
             return
         one, skipped = outcome
         if store in work.made:
             return
-        journal.note_made(storage, begun, store, one)
+        journal.note_made(work.storage, begun, store, one)
         work.made[store] = one
         done, of = len(work.made), len(begun.built)
         work.progress(Progress(phase=RewritePhase.SNAPSHOTS, done=done, of=of, store=store, skipped_snapshots=skipped))
 
-    if stores:
-        in_pool(made, stores, ended, workers=max(1, min(workers, len(stores))), interrupt=interrupt)
-    if failed:
-        raise failed[0]
+    def require_all(self) -> None:
+        """Raise the first error."""
+        if self._failed:
+            raise self._failed[0]
 
 
-def largest_first(steps: Iterable[StoreStep]) -> dict[StorePath, StoreStep]:
-    """Return the steps by store, the largest first."""
-    return {step.store: step for step in sorted(steps, key=lambda step: -step.read_bytes)}
+def largest_first(steps: Iterable[StoreStep]) -> list[StoreStep]:
+    """Return the steps, the largest first."""
+    return sorted(steps, key=lambda step: -step.read_bytes)
 
 
 def build(
-    work: Rewriting,
+    storage: Storage,
+    begun: Begun,
     step: StoreStep,
-    machine: Machine,
+    place: Place,
     *,
     conf: StateConf,
-    at_a_time: int,
     change: Change | None = None,
 ) -> tuple[Made, Skipped]:
     """Make the snapshot of a store from a load of its head, after the `change`. Return it, and the unusable bases.
 
-    `at_a_time`: the number of stores that share the memory. Raises as `snapshot.execute`.
+    Raises as `snapshot.execute`.
     """
     action = TakeSnapshot(
         store=step.store,
@@ -81,20 +126,36 @@ def build(
         tail_bytes=step.tail_bytes,
         reason=SnapshotReason.ASKED,
         conf=conf,
-        header=work.begun.header or None,
-        name=work.begun.stores[step.store],
+        header=begun.header or None,
+        name=begun.stores[step.store],
     )
     taken = snapshot.execute(
-        work.storage,
+        storage,
         action,
-        scratch=machine.scratch,
-        clock=machine.clock,
-        ids=machine.ids,
-        memory_bytes=snapshot.share_of(machine.memory_bytes, at_a_time),
+        scratch=place.folder,
+        clock=place.clock,
+        ids=place.ids,
+        memory_bytes=snapshot.share_of(place.memory_bytes, place.at_a_time),
         change=change,
     )
     assert taken.digest is not None
     return Made(taken.digest, taken.sent_tables), taken.skipped_snapshots
+
+
+def withdraw_if_late(storage: Storage, begun: Begun, store: StorePath) -> None:
+    """Delete a snapshot that was published after the rewrite had moved it away or was rolled back.
+
+    Race: on a cluster, a task is repeated on another host, and the first try stalls; the rewrite ends without it; then the
+    first try publishes its snapshot, and in structure V1 no query starts beside it. Only a name with an id belongs to this
+    run alone: see `_require_open`.
+    """
+    name = begun.stores[store]
+    if name.id is None:
+        return
+    path = store.snapshot(name)
+    is_moved = storage.stat(names.quarantine(begun.run, path)) is not None
+    if is_moved or journal.ending(storage, begun) is Ending.ABORTED:
+        storage.delete([path])
 
 
 def table_name(begun: Begun, local_name: str) -> str:

@@ -6,8 +6,9 @@ V1 because of a snapshot with an id.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from statekeeper.statestore.base.clock import Ids
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile
@@ -17,9 +18,11 @@ from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Made
 from statekeeper.statestore.contents.chain import look_at_snapshot
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.names import StorePath, VersionId
+from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.snapshot import encode_snapshot, read_snapshot
+from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors import Place
 from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     again,
     has_gone_on,
@@ -31,7 +34,13 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     rewrite_commit,
 )
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase, Source, StoreStep
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build, largest_first, make_each
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import (
+    Skipped,
+    build,
+    build_each,
+    largest_first,
+    withdraw_if_late,
+)
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.rewrites.switchover.model import SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
@@ -68,17 +77,9 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
         work.tell(RewritePhase.CLEARED, done=len(planned.first), of=len(planned.first))
 
     def make_snapshots(self, work: Rewriting, planned: SwitchPlan, machine: Machine) -> None:
-        steps = largest_first(planned.stores)
-
-        def make(store: StorePath) -> tuple[Made, Skipped]:
-            step = steps[store]
-            if step.source is Source.REUSED:
-                # If the snapshot is damaged, make another one from an older base.
-                with suppress(SnapshotUnusable):
-                    return _reuse(work, step, machine, planned), ()
-            return build(work, step, machine, conf=planned.conf, at_a_time=min(machine.workers, len(steps)))
-
-        make_each(work, list(steps), make, workers=machine.workers)
+        executor = machine.executor
+        task = SwitchEach(storage=work.storage, begun=work.begun, conf=planned.conf, may_be_late=not executor.is_here)
+        build_each(work, task, largest_first(planned.stores), executor=executor)
 
     def commit(self, work: Rewriting, planned: SwitchPlan, machine: Machine) -> RewritePhase:
         rewrite_commit(work.storage, work.begun, planned.begun)
@@ -119,6 +120,33 @@ class SwitchSteps(RewriteSteps[SwitchPlan]):
         return {path for path in quarantined(work.storage, work.begun) if (path in new) is of_names}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SwitchEach:
+    """The task of a store. `may_be_late`: see `withdraw_if_late`."""
+
+    storage: Storage
+    begun: Begun
+    conf: StateConf
+    may_be_late: bool = False
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, step: StoreStep, place: Place) -> tuple[Made, Skipped]:
+        made = self._made(step, place)
+        if self.may_be_late:
+            withdraw_if_late(self.storage, self.begun, step.store)
+        return made
+
+    def _made(self, step: StoreStep, place: Place) -> tuple[Made, Skipped]:
+        if step.source is Source.REUSED:
+            # If the snapshot is damaged, make another one from an older base.
+            with suppress(SnapshotUnusable):
+                return _reuse(self.storage, self.begun, step, place, self.conf), ()
+        return build(self.storage, self.begun, step, place, conf=self.conf)
+
+
 def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
     """Return the name of the head in the other structure. In V1, own jobs use a digest, whose chain starts again here."""
     if planned.to is Structure.V2:
@@ -126,12 +154,11 @@ def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
     return VersionId(head.version, digest=ids.fresh() if planned.origin is Origin.OWN else None)
 
 
-def _reuse(work: Rewriting, step: StoreStep, machine: Machine, planned: SwitchPlan) -> Made:
+def _reuse(storage: Storage, begun: Begun, step: StoreStep, place: Place, conf: StateConf) -> Made:
     """Publish the snapshot at the head under its other name: a new zip with the same tables. Both snapshots are read in
     full and compared. Raises `SnapshotUnusable`, before it writes, if the snapshot at the head cannot be read."""
-    storage, begun, conf = work.storage, work.begun, planned.conf
     name = begun.stores[step.store]
-    with work_folder(machine.scratch, "switch") as folder, translated(machine.scratch):
+    with work_folder(place.folder, "switch") as folder, translated(place.folder):
         base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf, verified=True)
         with base.database as database:
             digest = database.digest()

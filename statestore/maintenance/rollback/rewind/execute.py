@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.workers import WORKERS, in_pool
 from statekeeper.statestore.checkpoint.commit_log import Heads
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.names import EMPTY, StorePath
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.maintenance.records import quarantine
 from statekeeper.statestore.maintenance.rollback.rewind.plan import RewindAction, RewindPlan, RewindReason, Rewrite
 from statekeeper.statestore.storage import Storage
@@ -49,34 +49,47 @@ def execute(
 _LIMITS = EngineLimits(block_bytes=4096)
 
 
+@dataclass(frozen=True)
+class RestoreEach:
+    """The task of a proof: a store and the version to restore. It keeps nothing."""
+
+    storage: Storage
+    conf: StateConf
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.storage,)
+
+    def __call__(self, head: tuple[StorePath, VersionId], place: Place) -> None:
+        store, version = head
+        with work_folder(place.folder, "rewind") as folder:
+            cache = LocalCopyFolder(folder / "store", _LIMITS, place.ids)
+            loader = Loader(
+                store, self.storage, cache, _LIMITS, clock=place.clock, lock_timeout_seconds=0, conf=self.conf
+            )
+            with loader.restore(version, folder / "database").database:
+                pass
+
+
 def prove(
     storage: Storage,
     heads: Heads,
     conf: StateConf,
     *,
-    scratch: Path,
-    clock: Clock,
-    ids: Ids,
+    executor: Executor,
     restored: Callable[[StorePath], None] = lambda store: None,
 ) -> dict[StorePath, StatekeeperError]:
     """Restore each store at its version in `heads`, and return the errors of those that cannot be restored.
 
-    `restored` is called after each store, from one thread at a time. `scratch`: a folder with space for as many stores as
-    the machine has cores. Reads only.
+    `restored` is called after each store, from one thread at a time. A task has one store on local disk. Reads only.
     """
     failed: dict[StorePath, StatekeeperError] = {}
 
-    def restore(store: StorePath) -> None:
-        with work_folder(scratch, "rewind") as folder:
-            cache = LocalCopyFolder(folder / "store", _LIMITS, ids)
-            loader = Loader(store, storage, cache, _LIMITS, clock=clock, lock_timeout_seconds=0, conf=conf)
-            with loader.restore(heads.heads[store], folder / "database").database:
-                pass
-
-    def ended(store: StorePath, outcome: StatekeeperError | None) -> None:
+    def ended(head: tuple[StorePath, VersionId], outcome: StatekeeperError | None) -> None:
+        store, _ = head
         if outcome is not None:
             failed[store] = outcome
         restored(store)
 
-    in_pool(restore, [store for store, head in heads.heads.items() if head != EMPTY], ended, workers=WORKERS)
+    executor.map(RestoreEach(storage, conf), [one for one in heads.heads.items() if one[1] != EMPTY], ended)
     return failed

@@ -11,12 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import HalfSwitched, RefusedAsUnsafe, SchemaMismatch, UnsupportedProvider
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import VersionId
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.rewrites import edits
 from statekeeper.statestore.maintenance.rewrites.edits import Edit
 from statekeeper.statestore.maintenance.rewrites.edits.plan import refusals
@@ -313,9 +314,8 @@ def test_an_edit_needs_the_confirmation_that_the_query_is_stopped(tmp_path: Path
 
 
 def test_own_state_roots_in_structure_v1_and_too_little_disk_block_the_edit(tmp_path: Path) -> None:
-    facts = edits.gather(
-        opened(V1, tmp_path), POISON, FOR_SPARK, scratch=tmp_path, clock=SystemClock(), ids=RandomIds()
-    )
+    here = LocalExecutor(clock=SystemClock(), scratch=tmp_path)
+    facts = edits.gather(opened(V1, tmp_path), POISON, FOR_SPARK, executor=here, scratch=tmp_path)
     [own] = refusals(replace(facts.stopped, origin=Origin.OWN), POISON, FOR_SPARK, 1)
     assert "statekeeper switch ROOT --to v2" in own
     [full] = refusals(replace(facts.stopped, free_bytes=10), POISON, FOR_SPARK, 1)

@@ -10,8 +10,8 @@ import pytest
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.executors import Executor, LocalExecutor
 from statekeeper.statestore.maintenance.rollback import repair
-from statekeeper.statestore.maintenance.rollback.bad_snapshots import DeepRead
 from statekeeper.statestore.maintenance.rollback.repair import Quarantine, RepairReason
 from statekeeper.statestore.maintenance.upkeep import audit, retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind, Severity
@@ -66,7 +66,7 @@ def collect(storage: Storage) -> list[retention.Deleted]:
     return list(runs.delete(storage, gathered, plan, holder="a test", clock=CLOCK, ids=RandomIds()))
 
 
-def repaired(storage: Storage, *, deep: DeepRead | None = None) -> tuple[str, list[tuple[str, RepairReason]]]:
+def repaired(storage: Storage, *, deep: Executor | None = None) -> tuple[str, list[tuple[str, RepairReason]]]:
     plan, run = repair.plan(repair.gather(storage, deep=deep), None), RandomIds().fresh()
     done = runs.repair(storage, plan, run=run, holder="a test", clock=CLOCK)
     return run, [(action.path, action.reason) for action in done if isinstance(action, Quarantine)]
@@ -204,7 +204,7 @@ def test_gc_or_a_deep_repair_finds_a_flipped_byte_and_the_snapshot_is_taken_agai
     storage.replace(bad, bytes(body))
     assert (findings(storage), repaired(storage)[1]) == ([], []), "the names and sizes are right"
     zipped = sidecar(checkpoint).removesuffix(names.SIDECAR)
-    deep = repair.plan(repair.gather(storage, deep=DeepRead(tmp_path / "deep", CLOCK)), None)
+    deep = repair.plan(repair.gather(storage, deep=LocalExecutor(clock=CLOCK, scratch=tmp_path / "deep")), None)
     assert [action.path for action in deep.actions] == [zipped]
     assert DeletionOutcome.DAMAGED in {step.outcome for step in collect(storage)}
     [found] = findings(storage)

@@ -1,0 +1,243 @@
+"""Copies, rewrites and proofs on a Spark cluster: the results of this machine, after which queries continue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.storage import open_storage
+from tests.support.audits import audited
+from tests.support.commands import statekeeper
+from tests.support.dumped import dumped
+from tests.support.edited_keys import a_key_of, leaves
+from tests.support.keyed_roots import KeyedRoot
+from tests.support.on_a_cluster import Ran, event_log, events, on_a_cluster
+from tests.support.unpacked import unpacked
+
+pytestmark = pytest.mark.spark
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
+BATCHES = 4
+VOLATILE = ("seconds", "requests", "run", "query_id", "scratch", "local_bytes", "free")
+ON_A_CLUSTER = ("--executor", "spark")
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "10ms",
+    "spark.speculation.multiplier": "1.0",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "1ms",
+}
+
+
+def stable(printed: Any) -> Any:
+    """What a verb printed, without times, random ids, and the disks of the hosts."""
+    if isinstance(printed, dict):
+        return {name: stable(one) for name, one in printed.items() if not any(part in name for part in VOLATILE)}
+    return [stable(one) for one in printed] if isinstance(printed, list) else printed
+
+
+def copies(root: Path) -> list[list[str]]:
+    """Commands that copy a root into the folders beside it."""
+    beside = root.parent
+    return [
+        ["clone", str(root), str(beside / "clone"), "--confirm-stopped"],
+        ["mirror", str(root), str(beside / "mirror"), "--confirm-stopped"],
+        ["savepoint", str(root), str(beside / "rows"), "--rows", "--confirm-stopped"],
+    ]
+
+
+def proofs(root: Path) -> list[list[str]]:
+    return [["rewind", str(root), "--to-batch", "1", "--no-file-sink"], ["repair", str(root), "--deep"]]
+
+
+def rewrites(root: Path, key: Mapping[str, str], structure: Structure, operator: int = 0) -> list[list[str]]:
+    options = ["--apply", "--confirm-stopped", "--for-spark", "4.2"]
+    deleted = [part for name, value in key.items() for part in ("--delete", f"{name}={value}")]
+    return [
+        ["edit", str(root), "--operator", str(operator), *deleted, *options],
+        ["switch", str(root), "--to", structure.other.value, *options],
+    ]
+
+
+def here(*commands: Sequence[str]) -> list[Ran]:
+    """Run commands on this machine."""
+    done = [statekeeper(*one, "--output", "json") for one in commands]
+    return [Ran(one.exit_code, json.loads(one.stdout), one.stderr) for one in done]
+
+
+def on_the_cluster(folder: Path, *commands: Sequence[str], **how: Any) -> list[Ran]:
+    return on_a_cluster(folder, *([*one, *ON_A_CLUSTER] for one in commands), **how)
+
+
+def require_same(commands: Sequence[Sequence[str]], found: Sequence[Ran], expected: Sequence[Ran]) -> None:
+    for command, one, other in zip(commands, found, expected, strict=True):
+        assert one.exit_code == other.exit_code, (command, one.errors, other.errors)
+        assert stable(one.printed) == stable(other.printed), command
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """The files of a copy, without those about its runs and with its own id."""
+    storage = open_storage(str(folder))
+    own = (names.CONTROL, names.QUERY_METADATA)
+    return {one.path: storage.read(one.path) for one in storage.list("") if not one.path.startswith(own)}
+
+
+def require_same_copies(there: Path, at: Path) -> None:
+    for name in ("clone", "mirror"):
+        assert bytes_of(there / name) == bytes_of(at / name), name
+    parts = [
+        {path: body for path, body in bytes_of(one / "rows").items() if path.endswith(".parquet")}
+        for one in (there, at)
+    ]
+    assert parts[0] == parts[1]
+    assert parts[0]
+
+
+class OfJob:
+    """A root of a Python job, and its commands."""
+
+    def __init__(self, made: KeyedRoot, folder: Path) -> None:
+        self.made = made
+        self.folder = folder
+
+    @classmethod
+    def of(cls, made: KeyedRoot, folder: Path) -> OfJob:
+        """A copy of a root."""
+        return cls(made.copied_to(open_storage(str(folder / "root")), folder / "job"), folder)
+
+    @property
+    def commands(self) -> list[list[str]]:
+        root, structure = self.folder / "root", self.made.structure
+        found = [*copies(root), *proofs(root)]
+        edit, switch = rewrites(root, {"key": f"key {BATCHES - 1} 5"}, structure)
+        return [*found, *([edit] if structure is Structure.V2 else []), switch]
+
+    def continues(self) -> None:
+        """Require that the job continues from the root and from its copies."""
+        made = self.made
+        for name in ("clone", "mirror"):
+            copy = KeyedRoot(
+                open_storage(str(self.folder / name)),
+                self.folder / f"job of {name}",
+                made.partitions,
+                made.key_groups,
+                made.in_batch_logs,
+                made.structure,
+                dict(made.rows),
+                made.batches,
+            )
+            copy.assert_right()
+        if made.structure is Structure.V2:
+            del made.rows[0, f"key {BATCHES - 1} 5"]
+        made.structure, made.in_batch_logs = made.structure.other, False
+        made.assert_right()
+        made.grow(2)
+        made.assert_right()
+        require_clean(self.folder / "root", self.folder)
+
+
+class OfSpark:
+    """A checkpoint that Spark wrote, and its commands."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.root = unpacked(FIXTURES / f"spark-4.2.0-{name}.zip", folder)
+
+    @property
+    def commands(self) -> list[list[str]]:
+        found = a_key_of(self.root)
+        assert found is not None
+        operator, key = found
+        structure = Structure.V1 if self.name.startswith("v1") else Structure.V2
+        return [*copies(self.root), *proofs(self.root), *rewrites(self.root, leaves(key), structure, operator)]
+
+
+def require_clean(root: Path, folder: Path) -> None:
+    assert audited(open_storage(str(root)), scratch=folder / "deep").breaks == ()
+
+
+def require_as_here(tmp_path: Path, jobs: Sequence[Mapping[str, Any]], sparks: Sequence[str], **how: Any) -> None:
+    """Run all commands on a cluster and on this machine, and compare."""
+    pairs: list[tuple[OfJob | OfSpark, OfJob | OfSpark]] = []
+    for number, options in enumerate(jobs):
+        made = KeyedRoot(open_storage(str(tmp_path / f"root {number}")), tmp_path / f"job {number}", **options)
+        made.grow(BATCHES)
+        pairs.append((OfJob.of(made, tmp_path / f"{number} here"), OfJob.of(made, tmp_path / f"{number} there")))
+    pairs += [(OfSpark(tmp_path / f"{one} here", one), OfSpark(tmp_path / f"{one} there", one)) for one in sparks]
+    commands = [(at.commands, there.commands) for at, there in pairs]
+    expected = [here(*of_pair) for of_pair, _ in commands]
+    all_there = [command for _, of_pair in commands for command in of_pair]
+    found = on_the_cluster(tmp_path, *all_there, **how)
+    for (at, there), (_, of_pair), of_here in zip(pairs, commands, expected, strict=True):
+        of_there = [found.pop(0) for _ in of_pair]
+        texts = [
+            one._replace(printed=json.loads(json.dumps(one.printed).replace(str(side.folder), "FOLDER")))
+            for side, some in ((at, of_here), (there, of_there))
+            for one in some
+        ]
+        require_same(of_pair, texts[len(of_here) :], texts[: len(of_here)])
+        require_same_copies(there.folder, at.folder)
+        for side in (at, there):
+            if isinstance(side, OfJob):
+                side.continues()
+            else:
+                require_clean(side.root, side.folder)
+        if isinstance(at, OfSpark) and isinstance(there, OfSpark):
+            assert dumped(there.root) == dumped(at.root)
+
+
+def test_copies_and_rewrites_on_a_cluster_do_what_they_do_on_this_machine(tmp_path: Path) -> None:
+    require_as_here(tmp_path, [{"partitions": 4}], ["v1-aggregation"])
+
+
+@pytest.mark.slow
+def test_all_kinds_of_roots_are_copied_and_rewritten_on_a_cluster(tmp_path: Path) -> None:
+    jobs = [
+        {"partitions": 4, "structure": Structure.V1},
+        {"partitions": 4, "in_batch_logs": True},
+    ]
+    sparks = ["v1-join-2", "v1-two-operators-zstd", "v2-aggregation", "v2-join-3", "v2-transformWithState"]
+    require_as_here(tmp_path, jobs, sparks)
+
+
+@pytest.mark.slow
+def test_speculative_copies_of_tasks_leave_no_wrong_file(tmp_path: Path) -> None:
+    log = tmp_path / "events"
+    settings = {**SPECULATION, **event_log(log)}
+    require_as_here(tmp_path, [{"partitions": 16}], ["v1-aggregation", "v2-join-3"], settings=settings, executors=3)
+    tasks = events(log, "SparkListenerTaskEnd")
+    assert any(one["Task Info"]["Speculative"] for one in tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["clone", "mirror", "savepoint"])
+def test_a_copy_survives_the_death_of_an_executor(tmp_path: Path, verb: str) -> None:
+    log = tmp_path / "events"
+    made = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=32)
+    made.grow(20, keys=2_000 if verb == "savepoint" else 40)
+    command = next(one for one in copies(tmp_path / "root") if one[0] == verb)
+    warm = ["audit", str(tmp_path / "root"), "--deep", *ON_A_CLUSTER]
+    settings = {**event_log(log), "spark.task.maxFailures": "4"}
+    _, done = on_a_cluster(tmp_path, warm, 1.0, [*command, *ON_A_CLUSTER], executors=3, settings=settings)
+    assert done.exit_code == 0, done.errors
+    assert events(log, "SparkListenerExecutorRemoved")
+    copy = tmp_path / Path(command[2]).name
+    if verb == "savepoint":
+        [expected] = here([*command[:2], str(tmp_path / "here"), *command[3:]])
+        assert done.printed["digest"] == expected.printed["digest"]
+        parts = [
+            {path: body for path, body in bytes_of(one).items() if path.endswith(".parquet")}
+            for one in (copy, tmp_path / "here")
+        ]
+        assert parts[0] == parts[1]
+        return
+    twin = made.copied_to(open_storage(str(tmp_path / "twin")), tmp_path / "job of twin")
+    twin.storage = open_storage(str(copy))
+    twin.assert_right()
+    require_clean(copy, tmp_path)
