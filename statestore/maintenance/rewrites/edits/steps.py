@@ -36,13 +36,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import (
     rewrite_commit,
 )
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase, StoreStep
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import (
-    Skipped,
-    build,
-    build_each,
-    largest_first,
-    withdraw_if_late,
-)
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build, build_each, largest_first
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Storage, read_or_none
@@ -177,10 +171,8 @@ class EditEach:
 
     def __call__(self, one: ChangedStore, place: Place) -> tuple[Made, Skipped]:
         change = partial(self._changed, one)
-        made = build(self.storage, self.begun, one.step, place, conf=self.contents.conf, change=change)
-        if self.may_be_late:
-            withdraw_if_late(self.storage, self.begun, one.store)
-        return made
+        conf, late = self.contents.conf, self.may_be_late
+        return build(self.storage, self.begun, one.step, place, conf=conf, change=change, may_be_late=late)
 
     def _changed(self, one: ChangedStore, restored: Restored) -> str:
         """Write the changes into a restored store. Return the digest of the rows that it must have then."""

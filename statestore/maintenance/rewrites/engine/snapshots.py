@@ -18,7 +18,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.commit import rolled_bac
 from statekeeper.statestore.maintenance.rewrites.engine.model import Progress, RewritePhase, StoreStep
 from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.maintenance.upkeep.snapshot import Change, SnapshotReason, TakeSnapshot
+from statekeeper.statestore.maintenance.upkeep.snapshot import Change, Published, SnapshotReason, TakeSnapshot
 from statekeeper.statestore.storage import Storage
 
 Skipped = tuple[str, ...]
@@ -114,10 +114,11 @@ def build(
     *,
     conf: StateConf,
     change: Change | None = None,
+    may_be_late: bool = False,
 ) -> tuple[Made, Skipped]:
     """Make the snapshot of a store from a load of its head, after the `change`. Return it, and the unusable bases.
 
-    Raises as `snapshot.execute`.
+    `may_be_late`: see `withdraw_if_late`. Raises as `snapshot.execute`.
     """
     action = TakeSnapshot(
         store=step.store,
@@ -138,23 +139,26 @@ def build(
         memory_bytes=snapshot.share_of(place.memory_bytes, place.at_a_time),
         change=change,
     )
+    if may_be_late and taken.published is Published.NEW:
+        withdraw_if_late(storage, begun, step.store)
     assert taken.digest is not None
     return Made(taken.digest, taken.sent_tables), taken.skipped_snapshots
 
 
 def withdraw_if_late(storage: Storage, begun: Begun, store: StorePath) -> None:
-    """Delete a snapshot that was published after the rewrite had moved it away or was rolled back.
+    """Delete a snapshot that this task has published after the rewrite has ended, or has moved that of another try away.
 
-    Race: on a cluster, a task is repeated on another host, and the first try stalls; the rewrite ends without it; then the
-    first try publishes its snapshot, and in structure V1 no query starts beside it. Only a name with an id belongs to this
-    run alone: see `_require_open`.
+    Race: on a cluster, a task is repeated on another host, and the first try stalls; the rewrite ends without it; the query
+    is edited, switched back or rolled back, which removes the snapshot of the other try; then the first try publishes its
+    own, and in structure V1 no query starts beside it. Only a name with an id belongs to this run alone: see
+    `_require_open`.
     """
     name = begun.stores[store]
     if name.id is None:
         return
     path = store.snapshot(name)
     is_moved = storage.stat(names.quarantine(begun.run, path)) is not None
-    if is_moved or journal.ending(storage, begun) is Ending.ABORTED:
+    if is_moved or journal.ending(storage, begun) is not None:
         storage.delete([path])
 
 

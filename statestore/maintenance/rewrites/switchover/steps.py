@@ -44,7 +44,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.snapshots import (
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.rewrites.switchover.model import SwitchPlan
 from statekeeper.statestore.maintenance.upkeep import snapshot
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage import Created, Storage
 from statekeeper.statestore.store.engine.rocks import EngineLimits, translated
 from statekeeper.statestore.store.engine.scratch import work_folder
 from statekeeper.statestore.store.loading.base import SnapshotUnusable, open_base
@@ -134,17 +134,12 @@ class SwitchEach:
         return (self.storage,)
 
     def __call__(self, step: StoreStep, place: Place) -> tuple[Made, Skipped]:
-        made = self._made(step, place)
-        if self.may_be_late:
-            withdraw_if_late(self.storage, self.begun, step.store)
-        return made
-
-    def _made(self, step: StoreStep, place: Place) -> tuple[Made, Skipped]:
+        late = self.may_be_late
         if step.source is Source.REUSED:
             # If the snapshot is damaged, make another one from an older base.
             with suppress(SnapshotUnusable):
-                return _reuse(self.storage, self.begun, step, place, self.conf), ()
-        return build(self.storage, self.begun, step, place, conf=self.conf)
+                return _reuse(self.storage, self.begun, step, place, self.conf, may_be_late=late), ()
+        return build(self.storage, self.begun, step, place, conf=self.conf, may_be_late=late)
 
 
 def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
@@ -154,7 +149,9 @@ def _renamed(head: VersionId, planned: SwitchPlan, ids: Ids) -> VersionId:
     return VersionId(head.version, digest=ids.fresh() if planned.origin is Origin.OWN else None)
 
 
-def _reuse(storage: Storage, begun: Begun, step: StoreStep, place: Place, conf: StateConf) -> Made:
+def _reuse(
+    storage: Storage, begun: Begun, step: StoreStep, place: Place, conf: StateConf, *, may_be_late: bool
+) -> Made:
     """Publish the snapshot at the head under its other name: a new zip with the same tables. Both snapshots are read in
     full and compared. Raises `SnapshotUnusable`, before it writes, if the snapshot at the head cannot be read."""
     name = begun.stores[step.store]
@@ -162,7 +159,8 @@ def _reuse(storage: Storage, begun: Begun, step: StoreStep, place: Place, conf: 
         base = open_base(storage, step.store, step.head, folder / "base", EngineLimits(), conf, verified=True)
         with base.database as database:
             digest = database.digest()
-        _publish_as(storage, begun, step)
+        if _publish_as(storage, begun, step) is Created.NEW and may_be_late:
+            withdraw_if_late(storage, begun, step.store)
         fetched = {table.dfs_name: folder / "base" / table.local_name for table in base.metadata.tables}
         # RocksDB deletes tables that are not in its manifest; zips of Spark sometimes name such tables.
         at_hand = {table: path for table, path in fetched.items() if path.exists()}
@@ -178,7 +176,7 @@ def _reuse(storage: Storage, begun: Begun, step: StoreStep, place: Place, conf: 
     return Made(digest, ())
 
 
-def _publish_as(storage: Storage, begun: Begun, step: StoreStep) -> None:
+def _publish_as(storage: Storage, begun: Begun, step: StoreStep) -> Created:
     """Publish the zip of the snapshot at the head under another name, with the header and digest of that name."""
     name, header = begun.stores[step.store], begun.header
     old, new = step.store.snapshot(step.head), step.store.snapshot(name)
@@ -187,7 +185,7 @@ def _publish_as(storage: Storage, begun: Begun, step: StoreStep) -> None:
     if (found.metadata.header, found.digest) != (header, name.digest):
         body = encode_snapshot(replace(found, metadata=replace(found.metadata, header=header), digest=name.digest))
     try:
-        storage.create(new, body)
+        return storage.create(new, body)
     except AlreadyExists as error:
         raise CorruptFile(
             "exists already and differs: the snapshot at the head changed after the switchover started",
