@@ -32,6 +32,9 @@ class Elsewhere:
     def is_here(self) -> bool:
         return False
 
+    def require_ready(self) -> None:
+        """It is."""
+
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], ended: Callable[[Item, Result | StatekeeperError], None]
     ) -> None:

@@ -68,6 +68,9 @@ class Executor(Protocol):
     def is_here(self) -> bool:
         """Whether tasks run in this process, and may use its objects and its local files."""
 
+    def require_ready(self) -> None:
+        """Require that tasks can run: before a verb writes anything. Raises `UnsupportedEnvironment`."""
+
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], ended: Callable[[Item, Result | StatekeeperError], None]
     ) -> None:
@@ -96,6 +99,9 @@ class LocalExecutor:
     def folder(self) -> Path:
         """The folder for temporary files."""
         return self.scratch or Path(tempfile.gettempdir())
+
+    def require_ready(self) -> None:
+        """Do nothing: this process runs the tasks."""
 
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], ended: Callable[[Item, Result | StatekeeperError], None]

@@ -143,7 +143,7 @@ class SparkExecutor:
         `UnsupportedEnvironment` if the cluster cannot run Statekeeper; then no item was started."""
         if not items:
             return
-        self._require_same_release()
+        self.require_ready()
         left = dict(enumerate(items))
 
         def told(sent: _Sent) -> None:
@@ -202,8 +202,13 @@ class SparkExecutor:
             _forget(outcomes)
         return errors[0] if errors else None
 
-    def _require_same_release(self) -> None:
-        """Require that the Python workers have this release of Statekeeper. One task, which does not need it."""
+    def require_ready(self) -> None:
+        """Require that the Python workers have this release of Statekeeper, once in each verb."""
+        _ = self._same_release
+
+    @cached_property
+    def _same_release(self) -> tuple[str, str]:
+        """The release of Statekeeper and of Python here and in the Python workers. One task, which does not need it."""
         here = _release()
         try:
             there = self.context.parallelize([0], 1).map(_asks_release()).first()
@@ -223,6 +228,7 @@ class SparkExecutor:
                 f"{here[1]}; nothing was changed",
                 hint=f"give the executors the same environment, {_GUIDE}",
             )
+        return here
 
 
 def _each(work: _Work, slices: Iterator[Sequence[tuple[int, Any]]]) -> None:

@@ -331,7 +331,7 @@ def perform(
 
     Returns the executed plan with its result. It is made again after the query is verified as stopped. Without work,
     nothing is executed. Raises the first refusal; `RefusedAsUnsafe` while the query runs; `HalfSwitched`, `RootHeld`,
-    `LeaseLost`, `StorageError`; as the execution of the verb.
+    `LeaseLost`, `StorageError`; `UnsupportedEnvironment` if the cluster cannot run tasks; as the execution of the verb.
     """
     verb, run = prepared.verb, prepared.run
     if not _starts(prepared):
@@ -342,6 +342,7 @@ def perform(
             prepared = _guarded(verb, run, verb.plan_again(run, prepared.plan))
             if not _starts(prepared):
                 return prepared
+        run.executor.require_ready()
         starting()
         started = run.clock.monotonic_seconds()
         made = execute(verb, run, prepared.plan, told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ pytestmark = pytest.mark.spark
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 BATCHES = 4
-VOLATILE = ("seconds", "requests", "run", "query_id", "scratch", "local_bytes", "free")
+VOLATILE = ("seconds", "bytes", "requests")
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 ON_A_CLUSTER = ("--executor", "spark")
 SPECULATION = {
     "spark.speculation": "true",
@@ -36,10 +38,17 @@ SPECULATION = {
 
 
 def stable(printed: Any) -> Any:
-    """What a verb printed, without times, random ids, and the disks of the hosts."""
+    """What a verb printed, without times, and without sizes, which depend on the ids of new files."""
     if isinstance(printed, dict):
         return {name: stable(one) for name, one in printed.items() if not any(part in name for part in VOLATILE)}
     return [stable(one) for one in printed] if isinstance(printed, list) else printed
+
+
+def anonymous(printed: Any, folder: Path) -> Any:
+    """What a verb printed, without its folder, and with one name for all random ids."""
+    found = json.loads(_ID.sub("ID", json.dumps(printed).replace(str(folder), "FOLDER")))
+    found.pop("run", None)
+    return found
 
 
 def copies(root: Path) -> list[list[str]]:
@@ -82,10 +91,11 @@ def require_same(commands: Sequence[Sequence[str]], found: Sequence[Ran], expect
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """The files of a copy, without those about its runs and with its own id."""
+    """The files of a copy, without those about its runs and with its own id. The URLs of inputs are those of one folder."""
     storage = open_storage(str(folder))
     own = (names.CONTROL, names.QUERY_METADATA)
-    return {one.path: storage.read(one.path) for one in storage.list("") if not one.path.startswith(own)}
+    paths = [one.path for one in storage.list("") if not one.path.startswith(own)]
+    return {path: storage.read(path).replace(str(folder.parent).encode(), b"FOLDER") for path in paths}
 
 
 def require_same_copies(there: Path, at: Path) -> None:
@@ -177,7 +187,7 @@ def require_as_here(tmp_path: Path, jobs: Sequence[Mapping[str, Any]], sparks: S
     for (at, there), (_, of_pair), of_here in zip(pairs, commands, expected, strict=True):
         of_there = [found.pop(0) for _ in of_pair]
         texts = [
-            one._replace(printed=json.loads(json.dumps(one.printed).replace(str(side.folder), "FOLDER")))
+            one._replace(printed=anonymous(one.printed, side.folder))
             for side, some in ((at, of_here), (there, of_there))
             for one in some
         ]
