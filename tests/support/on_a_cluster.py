@@ -108,7 +108,6 @@ def _squares(given: Mapping[str, Any]) -> Ran:
     except RuntimeError as error:
         return Ran(1, told, str(error))
     return Ran(0, told, "")
-from tests.support.maintainers import MAINTAINER
 
 
 def _main(file: Path) -> None:

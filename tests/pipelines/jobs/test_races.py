@@ -5,19 +5,16 @@ Each test forces its race. No row may be lost or duplicated, and a rejected writ
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-import pyspark
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -47,6 +44,7 @@ from tests.support.counting import (
     rows_of,
     variant,
 )
+from tests.support.spark_clusters import two_hosts
 
 pytestmark = pytest.mark.spark
 
@@ -170,32 +168,8 @@ def test_a_zombie_on_a_workers_own_host_is_ignored_too(job: Job, session: SparkS
 # -- speculation -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[str]:
-    """A standalone cluster of two workers on two loopback addresses: twins are started on another host only."""
-    port = 7177
-    master = f"spark://127.0.0.1:{port}"
-    spark_class = [str(Path(pyspark.__file__).parent / "bin" / "spark-class")]
-    deploy = "org.apache.spark.deploy"
-    worker = [f"{deploy}.worker.Worker", "--cores", "2", "--memory", "1g", "--webui-port", "0"]
-    commands = [
-        [f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
-        *([*worker, "--host", host, "--work-dir", str(tmp_path / host), master] for host in ("127.0.0.2", "127.0.0.3")),
-    ]
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
-    log = (tmp_path / "cluster.log").open("w")
-    started = [
-        subprocess.Popen([*spark_class, *command], stdout=log, stderr=log, env=environment) for command in commands
-    ]
-    yield master
-    for process in reversed(started):
-        process.terminate()
-        process.wait(30)
-    log.close()
-
-
 @pytest.mark.slow
-def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, two_hosts: str) -> None:
+def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, tmp_path: Path) -> None:
     # In structure V1, twins write the same file. With other changes, the slower one makes its version unloadable.
     job.is_alike = job.structure is Structure.V1
     job.feed(4)
@@ -208,8 +182,9 @@ def test_one_of_two_speculative_twins_is_in_state_and_output(job: Job, two_hosts
         executor_memory="1g",
         executor_cores="2",
     )
-    options = ["--master", two_hosts, "--driver", "HasTwins", "--read-twice", "--local-folder", "local", *speculation]
-    reports, warnings = in_a_process(job, *options)
+    with two_hosts(tmp_path, 7177) as master:
+        options = ["--master", master, "--driver", "HasTwins", "--read-twice", "--local-folder", "local", *speculation]
+        reports, warnings = in_a_process(job, *options)
     twins = [len(list(job.folder.glob(f"root.twins/{batch}/committed-*"))) for batch in range(4)]
     again = sum(report.attempts - 1 for report in reports)
     print(f"twins that committed, by batch: {twins}; batches computed anew for a foreign block: {again}")
