@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyspark
 
 SPECULATION = {
@@ -44,6 +47,30 @@ def two_hosts(folder: Path, port: int) -> Iterator[str]:
             for process in reversed(started):
                 process.terminate()
                 process.wait(30)
+
+
+@contextmanager
+def executor_killed_when(is_time: Callable[[], bool]) -> Iterator[list[int]]:
+    """Kill an executor of a cluster that this process starts, as soon as `is_time`. Gives the ids of killed processes."""
+    killed, ended = list[int](), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            if is_time():
+                for one in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.Error):
+                        if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()):
+                            one.kill()
+                            killed.append(one.pid)
+                            return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        ended.set()
+        thread.join()
 
 
 def event_log(folder: Path) -> Mapping[str, str]:
