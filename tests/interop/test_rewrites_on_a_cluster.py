@@ -16,7 +16,7 @@ from tests.support.twins import clean
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-KEYS = dict.fromkeys(("aggregation", "transformWithState", "join 3"), "k=key 0")
+KEYS = {"aggregation": "k=key 0", "transformWithState": "k=key 0", "join 3": "field0=key 6"}
 """A key of the state after three batches, by operator."""
 
 

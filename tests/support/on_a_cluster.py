@@ -135,7 +135,8 @@ def _main(file: Path) -> None:
         code = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                main([*command, "--output", "json"], obj=MAINTAINER, standalone_mode=False)
+                # Without its standalone mode, click returns the exit code of an error.
+                code = main([*command, "--output", "json"], obj=MAINTAINER, standalone_mode=False) or 0
             except SystemExit as end:
                 code = int(end.code or 0)
         text = out.getvalue()
