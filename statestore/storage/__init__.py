@@ -129,7 +129,8 @@ def open_storage(
     spec = where if isinstance(where, StorageSpec) else StorageSpec(where)
     spec = replace(spec, url=canonical(spec.url), options=tuple({**dict(spec.options), **(options or {})}.items()))
     backend = _open_backend(spec, clock, ids, is_hurried=is_hurried)
-    return LoggedStorage(backend, cache, again=(_opened_again, (spec, is_hurried)))
+    # Its own URL: a relative path is another place in the working directory of an executor.
+    return LoggedStorage(backend, cache, again=(_opened_again, (replace(spec, url=backend.url), is_hurried)))
 
 
 @lru_cache(maxsize=_MOST_OPENED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import socket
 from pathlib import Path
 
@@ -238,3 +239,16 @@ def test_a_file_above_the_read_limit_is_rejected(storage: Storage, root: Path) -
 
 def test_control_characters_in_names_are_escaped() -> None:
     assert printable("a/\x1b[31m\n\udcff é") == "a/\\x1b[31m\\n\\xff é"
+
+
+def test_another_process_opens_the_storage_of_a_relative_path_in_any_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    opened = open_storage("root")
+    opened.create("name", b"bytes")
+    sent = pickle.dumps(opened)
+    monkeypatch.chdir(tmp_path / "there")
+    assert pickle.loads(sent).read("name") == b"bytes"

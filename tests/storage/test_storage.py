@@ -326,11 +326,13 @@ def test_each_call_costs_one_request_and_its_bytes(storage: Storage, tmp_path: P
     )
 
 
-def test_a_storage_is_not_pickled_but_its_spec_is(storage_spec: StorageSpec) -> None:
-    with pytest.raises(TypeError, match="StorageSpec"):
-        pickle.dumps(open_storage(storage_spec))
-    open_storage(storage_spec).create("name", b"bytes")
+def test_another_process_opens_a_storage_and_its_spec_again(storage_spec: StorageSpec) -> None:
+    opened = open_storage(storage_spec)
+    opened.create("name", b"bytes")
+    assert pickle.loads(pickle.dumps(opened)).read("name") == b"bytes"
     assert open_storage(pickle.loads(pickle.dumps(storage_spec))).read("name") == b"bytes"
+    with pytest.raises(TypeError, match="another process cannot open it"):
+        pickle.dumps(LoggedStorage(opened))
 
 
 def test_a_forked_worker_opens_its_own_storage(storage_spec: StorageSpec) -> None:
