@@ -11,7 +11,7 @@ APPLICATION = Path(__file__).parent / "on_spark" / "statekeeper_on_spark.py"
 
 @click.command()
 def application() -> None:
-    """Print the path of the file that spark-submit starts.
+    """Print the path of the file that spark-submit starts. application only reads.
 
     Its arguments are those of statekeeper, with --executor spark:
 

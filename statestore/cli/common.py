@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,12 +20,13 @@ from rich.text import Text
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.durations import parse_duration
-from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError
+from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError, UnsupportedEnvironment
 from statekeeper.statestore.base.messages import CONFIGURATION_FILE, with_name, without_root
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.cli import tables
-from statekeeper.statestore.cli.group import AS_JSON, errors_as_json
+from statekeeper.statestore.cli.application import APPLICATION
+from statekeeper.statestore.cli.group import AS_JSON, arguments_of, errors_as_json
 from statekeeper.statestore.cli.suggestions import checkpoints_near
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.format.names import StorePath
@@ -35,8 +37,10 @@ from statekeeper.statestore.maintenance.verbs.config import (
     Configuration,
     MirrorPolicy,
     Mode,
+    Parent,
     Policies,
     Root,
+    RunsOn,
     SinkTable,
     StateTable,
     bytes_of_mib,
@@ -56,8 +60,8 @@ INTERRUPTED = 130
 _MIB = 1024 * 1024
 
 # Keys of click's context, which the verbs share.
-_KEYS = ("is_shown", "root", "url", "name", "endpoint", "limits", "executor")
-_IS_SHOWN, _ROOT, _URL, _NAME, _ENDPOINT, _LIMITS, _EXECUTOR = (f"{__name__}.{key}" for key in _KEYS)
+_KEYS = ("is_shown", "root", "url", "name", "endpoint", "limits", "executor", "configured")
+_IS_SHOWN, _ROOT, _URL, _NAME, _ENDPOINT, _LIMITS, _EXECUTOR, _CONFIGURED = (f"{__name__}.{key}" for key in _KEYS)
 
 TALK = Terminal(stderr=True)
 """Prints messages and errors to stderr; stdout holds only the result."""
@@ -211,6 +215,7 @@ def configuration_of(ctx: click.Context) -> Configuration:
 def open_root(ctx: click.Context, name: str) -> Opened:
     """Open a root by its configured name, path or URL. Raises `click.BadParameter`, `BadConfiguration`."""
     root = configuration_of(ctx).find(name)
+    ctx.meta[_CONFIGURED] = root
     ctx.meta[_ROOT] = spec = with_options(ctx, root.spec)
     name_root(ctx, name)
     opened = _opened(spec, root)
@@ -375,21 +380,20 @@ scratch_option = click.option(
 )
 
 
-def _executor(ctx: click.Context, _: click.Parameter, value: str) -> None:
-    ctx.meta[_EXECUTOR] = value
+def _executor(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    ctx.meta[_EXECUTOR] = value and RunsOn(value)
 
 
 executor_option = click.option(
     "--executor",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
+    type=click.Choice([one.value for one in RunsOn]),
     is_eager=True,
     expose_value=False,
     callback=_executor,
-    help="Where the work on each store runs: on this machine, or on the cluster of spark-submit, which must have started "
-    "this command. There, --memory is that of each task of Spark, and temporary files are in the executors' local "
-    "directories.",
+    help="Where the work on each store runs: on this machine, or on a Spark cluster. For spark, either spark-submit has "
+    "started this command, or this command starts the `submit` of [spark] in statekeeper.toml. On the cluster, --memory is "
+    "that of each task of Spark, and temporary files are in the executors' local directories. Default: `executor` of ROOT "
+    "in statekeeper.toml, or local.",
 )
 
 workers_option = click.option(
@@ -431,10 +435,13 @@ def this_process() -> Maintainer:
     return injected or Maintainer(holder(), SystemClock(), RandomIds())
 
 
-def run_of(root: Opened, *, mode: str | None = None, scratch: Path | None = None, **how: Any) -> Run:
-    """Return the run of this command on a root. `mode`: that of the root by default; `how`: as in `Run`."""
+def run_of(
+    root: Opened, *, mode: str | None = None, scratch: Path | None = None, only_plans: bool = False, **how: Any
+) -> Run:
+    """Return the run of this command on a root. `mode`: that of the root by default; `only_plans`: it needs no cluster;
+    `how`: as in `Run`."""
     ctx = click.get_current_context()
-    how.setdefault("cluster", cluster(how.get("memory_bytes", MEMORY_BYTES)))
+    how.setdefault("cluster", None if only_plans else cluster(how.get("memory_bytes", MEMORY_BYTES)))
     return Run(
         storage=root.storage,
         policies=root.policies if mode is None else replace(root.policies, mode=Mode(mode)),
@@ -447,12 +454,60 @@ def run_of(root: Opened, *, mode: str | None = None, scratch: Path | None = None
 
 
 def cluster(memory_bytes: int = MEMORY_BYTES) -> Executor | None:
-    """Return what runs the tasks of this command on a cluster; None for this machine. Raises `UnsupportedEnvironment`."""
-    if click.get_current_context().meta.get(_EXECUTOR) != "spark":
+    """Return what runs the tasks of this command on a cluster; None for this machine.
+
+    Without a Spark session in this process, it starts the command again with spark-submit, and exits with its exit code.
+    Raises `UnsupportedEnvironment`.
+    """
+    ctx = click.get_current_context()
+    root: Root | None = ctx.meta.get(_CONFIGURED)
+    if not _is_on_spark(ctx, root):
         return None
     from statekeeper.statestore.maintenance.executors.spark import connect
 
+    _start_spark(ctx, root)
     return connect(memory_bytes=memory_bytes)
+
+
+def start_spark_for(ctx: click.Context, names: Iterable[str]) -> None:
+    """Start this command again with spark-submit if one of several roots needs it: before the first result. No names: all
+    that are configured. Raises as `cluster`."""
+    configuration, found = configuration_of(ctx), list[Root | Parent]()
+    for name in names:
+        with suppress(StatekeeperError):  # the verb tells it, with the results of the other roots
+            found.append(configuration.find(name))
+    found = found or [*configuration.roots.values(), *configuration.parents.values()]
+    first = next((one for one in found if _is_on_spark(ctx, one)), None)
+    if first is not None:
+        _start_spark(ctx, first)
+
+
+def _is_on_spark(ctx: click.Context, root: Root | Parent | None) -> bool:
+    """Whether a verb with the option --executor runs its tasks on a cluster. The option overrides the configuration."""
+    if _EXECUTOR not in ctx.meta:
+        return False
+    configured = RunsOn.LOCAL if root is None else root.policies.executor
+    return (ctx.meta[_EXECUTOR] or configured) is RunsOn.SPARK
+
+
+def _start_spark(ctx: click.Context, root: Root | Parent | None) -> None:
+    """Start this command again with spark-submit, and exit, unless this process has a Spark session."""
+    from statekeeper.statestore.maintenance.executors import spark, submit
+
+    if spark.has_session():
+        return
+    words = () if root is None else root.submit
+    arguments = arguments_of(ctx)
+    if not words or not submit.may_start():
+        by_hand = submit.shown(["spark-submit", str(APPLICATION), *arguments])
+        raise UnsupportedEnvironment(
+            "the executor spark needs a Spark session, and this process has none; nothing was changed",
+            hint=f'run: {by_hand}. Or let this command start Spark: write submit = ["spark-submit", "--master", '
+            '"yarn"] in the table [spark] of statekeeper.toml',
+        )
+    command = submit.command_line(words, APPLICATION, arguments)
+    TALK.print(f"starting Spark: {submit.shown(command)}", soft_wrap=True)
+    ctx.exit(submit.run(command, APPLICATION))
 
 
 def progress_bar(*, redirect_stdout: bool = True) -> Progress:

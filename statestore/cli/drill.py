@@ -84,7 +84,9 @@ def drill(
     A worker needs space in --scratch for two loads of a store, each with its changelogs. Exit code 3: a store does not
     restore, or its rows differ. 4: a store was not compared, or not examined.
     """
-    run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, memory_bytes=memory_bytes, workers=workers)
+    # A start of the query has no tasks for a cluster.
+    how: dict[str, Any] = {"scratch": scratch, "workers": workers, "memory_bytes": memory_bytes}
+    run = run_of(root, mode=mode, stopped=stopped, only_plans=dry_run or command is not None, **how)
     if command is not None:
         if chosen := [name for name, value in given.items() if value]:
             raise click.UsageError(f"--start restores no single stores: leave out --{chosen[0].replace('_', '-')}")

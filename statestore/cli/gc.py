@@ -68,7 +68,8 @@ def gc(
     gc --apply reads a snapshot in full before it deletes the older files that this snapshot replaces. If the snapshot is
     corrupt, gc deletes nothing.
     """
-    prepared = prepare(Retention(**given), run_of(root, mode=mode, stopped=stopped, scratch=scratch, workers=workers))
+    run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, workers=workers, only_plans=not apply)
+    prepared = prepare(Retention(**given), run)
     found, planned = prepared.plan, prepared.plan.plan
     code = FINDINGS if planned.findings or found.before.breaks else 0
     if not apply:

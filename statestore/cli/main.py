@@ -87,8 +87,8 @@ def _existing(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
     type=click.Path(path_type=Path),
     callback=_existing,
     envvar="STATEKEEPER_CONFIG",
-    help="Configuration file with roots and policies; a folder with files *.toml; or a pattern such as 'teams/*.toml'. "
-    f"Default: {CONFIGURATION_FILE} in the working directory, if it exists.",
+    help="Configuration: a file, a folder of files *.toml, or a pattern 'teams/*.toml'. "
+    f"Default: ./{CONFIGURATION_FILE}, if it exists.",
 )
 def main(config: Path | None) -> None:
     """Maintain the checkpoints of stateful Spark queries. ROOT is a path, a URL, or a name in statekeeper.toml.

@@ -33,6 +33,7 @@ from statekeeper.statestore.cli.common import (
     error_object,
     open_root,
     say,
+    start_spark_for,
     storage_options,
 )
 from statekeeper.statestore.cli.tables import as_json, plain
@@ -49,6 +50,9 @@ def several_roots(verb: Verb) -> Callable[..., None]:
         ctx = click.get_current_context()
         if _is_one(roots, all_roots):
             sys.exit(verb(root=open_root(ctx, roots[0]), output=output, **options))
+        if options.get("deep"):
+            # Of these verbs, only an audit with --deep has tasks.
+            start_spark_for(ctx, roots)
         results: list[dict[str, Any]] = []
         codes: list[int] = []
         for name in _discovered(ctx, codes) if all_roots else roots:

@@ -67,7 +67,8 @@ def snapshot(
     in structure V1, it takes snapshots of the state two batches before the head. The store with the longest tail comes
     first. If one store fails, the others continue.
     """
-    run = run_of(root, mode=mode, stopped=stopped, scratch=scratch, workers=workers, memory_bytes=memory_bytes)
+    how: dict[str, Any] = {"scratch": scratch, "workers": workers, "memory_bytes": memory_bytes, "only_plans": dry_run}
+    run = run_of(root, mode=mode, stopped=stopped, **how)
     prepared = prepare(Snapshot(**given), run)
     found = prepared.plan
     if dry_run:

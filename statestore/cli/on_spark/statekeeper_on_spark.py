@@ -4,6 +4,8 @@ It has a folder of its own, because Spark puts that folder first on the path of 
 """
 
 from statekeeper.statestore.cli import main
+from statekeeper.statestore.maintenance.executors.submit import write_messages_to_stderr
 
 if __name__ == "__main__":
+    write_messages_to_stderr()
     main()

@@ -15,6 +15,7 @@ import os
 import pickle
 import platform
 import re
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -195,7 +196,9 @@ class SparkExecutor:
                 with suppress(Empty):
                     told(pickle.loads(sent.get(timeout=_LOOK_SECONDS)))  # noqa: S301 - from our own task
         except BaseException:
-            self.context.cancelJobGroup(group)
+            # Spark may be gone, too: then its jobs are, and the first exception is the one to raise.
+            with suppress(Exception):
+                self.context.cancelJobGroup(group)
             thread.join()
             raise
         finally:
@@ -306,6 +309,15 @@ def _lost(reason: str) -> TaskLost:
     )
 
 
+def has_session() -> bool:
+    """Whether this process has a classic Spark session, or `spark-submit` has started it."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return True
+    # Not imported here: without PySpark in this process, there is no session.
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.SparkContext._active_spark_context is not None  # noqa: SLF001
+
+
 def connect(*, memory_bytes: int, scratch: str | None = None) -> SparkExecutor:
     """Use the Spark session of this process: that of `spark-submit`, or the active one. It starts with the first task.
 
@@ -316,14 +328,12 @@ def connect(*, memory_bytes: int, scratch: str | None = None) -> SparkExecutor:
             f"--executor spark needs the package {package}, which is not installed; nothing was changed",
             hint=f"run: {how_to_install('spark')}, or start this command with spark-submit, {_GUIDE}",
         )
-    from pyspark import SparkContext
-
     if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
         raise UnsupportedEnvironment(
             "--executor spark needs a classic Spark session; Spark Connect has no access to executors; nothing was changed",
             hint=f"start this command with spark-submit, {_GUIDE}",
         )
-    if SparkContext._active_spark_context is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # noqa: SLF001
+    if not has_session():
         raise UnsupportedEnvironment(
             "--executor spark needs a Spark session, and this process has none; nothing was changed",
             hint=f"start this command with spark-submit, {_GUIDE}",

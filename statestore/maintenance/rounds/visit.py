@@ -8,9 +8,10 @@ Spark maintains the checkpoints of its default provider itself, in the executors
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import count
 
 from statekeeper.statestore.base.errors import (
     CorruptFile,
@@ -140,9 +141,17 @@ class Visit:
         return (self.snapshots.made or Snapshots()) if self.snapshots else Snapshots()
 
 
-def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True, deletes: bool = True) -> Visit:
+def visit(
+    name: str,
+    run: Run,
+    *,
+    reads: Reads | None = None,
+    takes: bool = True,
+    deletes: bool = True,
+    told: Callable[[str], None] = lambda progress: None,
+) -> Visit:
     """Visit a query. `run`: of the snapshots; retention gets a run of its own. `reads`: what earlier visits have read.
-    `takes`, `deletes`: False to only plan snapshots, or retention.
+    `takes`, `deletes`: False to only plan snapshots, or retention. `told`: called with the progress after each step.
 
     Plans and audits do not repeat reads. What is executed reads the files themselves: that is the check before a deletion.
 
@@ -157,7 +166,8 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
     try:
         snapshots = replace(prepare(Snapshot(), looks.run), run=run)
         if takes:
-            snapshots = unattended(snapshots)
+            stores = len(snapshots.plan.plan.take)
+            snapshots = unattended(snapshots, _counted(told, lambda done: f"snapshots: {done:,} of {stores:,} stores"))
     except UnsupportedProvider as error:
         done = _only_audited(name, run, looks.run, error)
         if done.after is not None:
@@ -179,7 +189,7 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         after = planned.before
         not_made: list[StatekeeperError] = []
         if deletes and _deletes(retained):
-            retained = perform(retained)
+            retained = perform(retained, _counted(told, lambda done: f"retention: {counted(done, 'step')}"))
             not_made += _damages(retained.made or ())
             looks.renew()
             after = judged(audit.gather(looks.run.storage), run.policies)
@@ -210,6 +220,12 @@ def visit(name: str, run: Run, *, reads: Reads | None = None, takes: bool = True
         requests=run.storage.requests.since(before),
         seconds=run.clock.monotonic_seconds() - started,
     )
+
+
+def _counted(told: Callable[[str], None], text: Callable[[int], str]) -> Callable[[object], None]:
+    """Tell the number of steps after each."""
+    numbers = count(1)
+    return lambda step: told(text(next(numbers)))
 
 
 class _Looks:

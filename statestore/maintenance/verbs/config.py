@@ -45,6 +45,13 @@
     [report]
     url = "s3://lake/statekeeper-reports"
 
+    [roots.clicks]
+    url = "s3://bucket/clicks/checkpoint"
+    executor = "spark"
+
+    [spark]
+    submit = ["spark-submit", "--master", "yarn", "--archives", "s3://bucket/statekeeper.tar.gz#environment"]
+
 A key of a query comes from the first of these tables that has it: the root; its parent; the last table in `[policies]`
 whose pattern matches the name of the query; `[defaults]`; the defaults of Statekeeper. All are of the same file. A relative
 path is relative to the file's folder. An unknown key is an error, so that a misspelt policy is not ignored.
@@ -62,6 +69,8 @@ The prices of requests and of storage, in dollars, are only shown. The defaults 
 
 `[history]` is the place of the tables with the history of all roots of the file, and `[report]` the folder of their
 reports. Both may have `storage` options of their own.
+
+The command of `[spark]` starts Spark for the roots of its file with `executor = "spark"`.
 
 A mistake in a table of a root or parent stops only that one. A mistake elsewhere stops the queries of its file, and no
 other file: see `Broken`. The bytes of the files are untrusted: a file of one team must not stop those of the others.
@@ -112,6 +121,12 @@ _LONGEST_TEXT = 200
 _HIGHEST_PRICE = 1e9
 _MOST_LABELS = 32
 _LONGEST_SHOWN = 80
+_LONGEST_WORD = 10_000
+_SECRET_OPTION = re.compile(
+    r"(?!.*secretKeyRef).*(?:secret|passw(?:or)?d|token|client\.secret[^=]*|(?:secret|access|account|private)[._-]?key[^=]*)=",
+    re.IGNORECASE,
+)
+"""An option of `spark-submit` with a secret. `spark.kubernetes.*.secretKeyRef` only names one."""
 
 _FORMER_KEYS = {"aside": "quarantine"}
 """Renamed keys of a policy, by former key, which works for one more release."""
@@ -136,6 +151,15 @@ class Mode(Enum):
     FULL = "full"
 
 
+class RunsOn(Enum):
+    """Where the work on each store of a checkpoint runs."""
+
+    LOCAL = "local"
+    """On the machine of the command, or of the run of Dagster."""
+    SPARK = "spark"
+    """On a Spark cluster, which the command of `[spark]` starts."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """When scheduled maintenance may start: see `rounds.due`. It does not limit a verb that a person runs.
@@ -152,7 +176,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Policies:
     """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
-    also in the spec of a root. `team` gets its notices; `owner` and `labels` (name -> value) are shown in them."""
+    also in the spec of a root. `team` gets its notices; `owner` and `labels` (name -> value) are shown in them. `executor`:
+    where the work on each store runs."""
 
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
@@ -163,6 +188,7 @@ class Policies:
     owner: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     schedule: Schedule = field(default_factory=Schedule)
+    executor: RunsOn = RunsOn.LOCAL
 
     def mode_for(self, origin: Origin) -> Mode:
         """Return the mode of a checkpoint."""
@@ -205,7 +231,8 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
 """The fields of the policies by table and key: `x_seconds` is the key `x` with a duration, and `x_bytes` is `x_mib`."""
 
 _TEXTS = {"team": 'write team = "payments"', "owner": 'write owner = "payments@example.com"'}
-_POLICY_KEYS = ("snapshot", "retention", "mode", "limits", "team", "owner", "labels", "schedule")
+_CHOICES: Mapping[str, type[Enum]] = {"mode": Mode, "executor": RunsOn}
+_POLICY_KEYS = ("snapshot", "retention", *_CHOICES, "limits", "team", "owner", "labels", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +251,7 @@ def settings(policies: Policies, layers: Sequence[Layer]) -> list[Setting]:
     values = {
         "mode": policies.mode.value if policies.mode else "full for a state root, observe for a native checkpoint"
     }
-    values |= {"team": policies.team, "owner": policies.owner}
+    values |= {"executor": policies.executor.value, "team": policies.team, "owner": policies.owner}
     for table, known in _FIELDS.items():
         values |= {
             f"{table}.{key}": _as_written(getattr(getattr(policies, table), name), name) for key, name in known.items()
@@ -376,8 +403,8 @@ class Outputs:
 @dataclass(frozen=True)
 class Root:
     """A configured checkpoint. `mirror`: None if it has none. `file`, `layers`: the file and the tables that give its
-    policies. `prices`: of its requests. `state_tables`: with its state. `sinks`: the tables that it writes. `outputs`: of
-    its file."""
+    policies. `prices`: of its requests. `state_tables`: with its state. `sinks`: the tables that it writes.
+    `outputs`: of its file. `submit`: the command that starts Spark; empty if the file has none."""
 
     name: str
     spec: StorageSpec
@@ -390,6 +417,7 @@ class Root:
     state_tables: tuple[StateTable, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
     sinks: tuple[SinkTable, ...] = ()
+    submit: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -429,6 +457,7 @@ class Parent:
     state_tables: tuple[StateTable, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
     sinks: tuple[SinkTable, ...] = ()
+    submit: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -460,6 +489,7 @@ class Parent:
                 state_tables=of_state,
                 outputs=self.outputs,
                 sinks=sinks,
+                submit=self.submit,
             )
         layers = self.tables.layers(name, *([self.own] if self.own else []))
         policies = resolved(layers)
@@ -475,6 +505,7 @@ class Parent:
             state_tables=of_state,
             outputs=self.outputs,
             sinks=sinks,
+            submit=self.submit,
         )
 
     def child_at(self, url: str) -> Root | None:
@@ -547,6 +578,7 @@ class Configuration:
 
     defaults  of a root that is not configured
     prices    of the requests of such a root; `outputs`: its places
+    submit    the command that starts Spark for such a root
     files     the policies for all queries of a file, by file
     broken    what is not used, by subject
     """
@@ -560,6 +592,7 @@ class Configuration:
     files: Mapping[str, PolicyTables] = field(default_factory=dict)
     broken: Mapping[str, Broken] = field(default_factory=dict)
     outputs: Outputs = field(default_factory=Outputs)
+    submit: tuple[str, ...] = ()
 
     def channels_of(self, team: str) -> Channels:
         """Return the channels of a team; those of the team `default` without a team of this name."""
@@ -605,7 +638,7 @@ class Configuration:
             if broken.part is not Part.TEAM:
                 raise broken.error
         spec = StorageSpec(url, limits=self.defaults.limits)
-        return Root(name_or_url, spec, self.defaults, prices=self.prices, outputs=self.outputs)
+        return Root(name_or_url, spec, self.defaults, prices=self.prices, outputs=self.outputs, submit=self.submit)
 
     def policies_of(self, subject: str) -> Policies:
         """Return the policies of a root, of a parent, of a folder of a parent, or of a part that is or was broken; else the
@@ -760,6 +793,7 @@ def load_all(path: Path) -> Configuration:
         files={file.path: file.tables for file in valid},
         broken={one.subject: one for one in broken},
         outputs=only.outputs if only else Outputs(),
+        submit=only.submit if only else (),
     )
 
 
@@ -815,6 +849,7 @@ class _File:
     parents: Mapping[str, Parent]
     teams: Mapping[str, Channels]
     prices: Prices
+    submit: tuple[str, ...]
     broken: tuple[Broken, ...]
     outputs: Outputs
 
@@ -901,7 +936,7 @@ class _Reader:
 
     def file(self, body: dict[str, Any]) -> _File:
         """Read a file. Raises `BadConfiguration` for an error outside of the tables of roots and parents."""
-        known = ("defaults", "policies", "roots", "parents", "teams", "prices", "history", "report")
+        known = ("defaults", "policies", "roots", "parents", "teams", "prices", "history", "report", "spark")
         self.require_known(body, known, "")
         patterns = self.table(body, "policies", "")
         for pattern in patterns:
@@ -919,6 +954,7 @@ class _Reader:
         teams = {name: self.channels(name, of_team) for name, of_team in self.named_tables(body, "teams")}
         prices = self.prices(self.table(body, "prices", ""))
         outputs = self.outputs(body)
+        submit = self.submit(self.table(body, "spark", ""))
         roots: dict[str, Root] = {}
         parents: dict[str, Parent] = {}
         broken: list[Broken] = []
@@ -932,10 +968,10 @@ class _Reader:
                     broken.append(Broken(part=part, name=name, file=str(self._path), error=error, owned=owned))
 
         def root(name: str, of: dict[str, Any]) -> None:
-            roots[name] = replace(self.root(name, of, tables, prices), outputs=outputs)
+            roots[name] = replace(self.root(name, of, tables, prices), outputs=outputs, submit=submit)
 
         def parent(name: str, of: dict[str, Any]) -> None:
-            parents[name] = replace(self.parent(name, of, tables, prices), outputs=outputs)
+            parents[name] = replace(self.parent(name, of, tables, prices), outputs=outputs, submit=submit)
 
         attempt(Part.ROOT, root)
         attempt(Part.PARENT, parent)
@@ -946,6 +982,7 @@ class _Reader:
             parents=parents,
             teams=teams,
             prices=prices,
+            submit=submit,
             broken=tuple(broken),
             outputs=outputs,
         )
@@ -1013,6 +1050,27 @@ class _Reader:
             if "keep" in table:
                 found["keep_seconds"] = self._duration(table["keep"], f"{name}.keep")
         return Outputs(**found)
+
+    def submit(self, body: dict[str, Any]) -> tuple[str, ...]:
+        """Return the command that starts Spark; empty without one."""
+        self.require_known(body, ("submit",), "spark.")
+        words = body.get("submit", [])
+        hint = 'write a list of words: submit = ["spark-submit", "--master", "yarn"]'
+        if not isinstance(words, list) or not all(isinstance(one, str) and one for one in words):
+            raise self._bad("spark.submit", "is not a list of strings", hint)
+        if "submit" in body and not words:
+            raise self._bad("spark.submit", "is empty", hint)
+        for word in words:
+            if len(word) > _LONGEST_WORD:
+                raise self._bad("spark.submit", f"has a word with more than {_LONGEST_WORD:,} characters", hint)
+            if _SECRET_OPTION.match(word) or redacted(word) != word:
+                # Do not show the value.
+                raise self._bad(
+                    "spark.submit",
+                    f"has a secret: {_shown(word.partition('=')[0])}; each user of the machine sees the words of a command",
+                    "set it in the environment of spark-submit, in its spark-defaults.conf, or use a role of the machine",
+                )
+        return tuple(words)
 
     def root(self, name: str, body: dict[str, Any], tables: PolicyTables, prices: Prices) -> Root:
         where = f"roots.{name}"
@@ -1186,12 +1244,13 @@ class _Reader:
         """Return the policies of a table."""
         self.require_known(body, _POLICY_KEYS, f"{where}.")
         changes: dict[str, Any] = {}
-        if "mode" in body:
-            try:
-                changes["mode"] = Mode(body["mode"])
-            except ValueError:
-                modes = ", ".join(one.value for one in Mode)
-                raise self._bad(f"{where}.mode", f"is {_shown(body['mode'])}", f"write one of {modes}") from None
+        for key, choices in _CHOICES.items():
+            if key in body:
+                try:
+                    changes[key] = choices(body[key])
+                except ValueError:
+                    known = ", ".join(str(one.value) for one in choices)
+                    raise self._bad(f"{where}.{key}", f"is {_shown(body[key])}", f"write one of {known}") from None
         for key, hint in _TEXTS.items():
             if key in body:
                 changes[key] = self._text(body[key], f"{where}.{key}", hint, longest=_LONGEST_TEXT)

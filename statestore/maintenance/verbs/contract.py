@@ -365,12 +365,12 @@ def execute(verb: Verb[P, S, R], run: Run, plan: P, told: Callable[[S], None] = 
         return verb.execute(run, plan, work)
 
 
-def unattended(prepared: Prepared[P, S, R]) -> Prepared[P, S, R]:
-    """Execute a plan for a schedule if the mode allows it. Raises as `perform`, but not for a mode that does not allow the
-    verb."""
+def unattended(prepared: Prepared[P, S, R], told: Callable[[S], None] = lambda step: None) -> Prepared[P, S, R]:
+    """Execute a plan for a schedule if the mode allows it. `told` as for `perform`. Raises as `perform`, but not for a mode
+    that does not allow the verb."""
     verb, run = prepared.verb, prepared.run
     if verb.allowed(run, prepared.plan) is None:
-        return perform(prepared)
+        return perform(prepared, told)
     with run.naming_root():
         guards.require_none(verb.refusals(run, prepared.plan))
     return prepared

@@ -162,6 +162,25 @@ def test_the_roots_and_the_folders_of_a_file_have_its_places_of_history_and_repo
         ("[roots.a]\nurl = 'x'\nretention = {versions = 0}", "roots.a.retention.versions is 0 -> write a whole number"),
         ("[defaults.retention]\ngrace = 3600", "defaults.retention.grace is 3600 -> write a number and a unit"),
         ("[defaults]\nmode = 'all'", "defaults.mode is 'all' -> write one of observe, snapshots, full"),
+        ("[defaults]\nexecutor = 'yarn'", "defaults.executor is 'yarn' -> write one of local, spark"),
+        ("[spark]\nmaster = 'yarn'", "spark.master is unknown -> use one of submit"),
+        (
+            "[spark]\nsubmit = 'spark-submit'",
+            'spark.submit is not a list of strings -> write a list of words: submit = ["',
+        ),
+        ("[spark]\nsubmit = []", "spark.submit is empty -> write a list of words"),
+        (
+            "[spark]\nsubmit = ['spark-submit', '--conf', 'spark.executorEnv.AWS_SECRET_ACCESS_KEY=hunter2']",
+            "spark.submit has a secret: 'spark.executorEnv.AWS_SECRET_ACCESS_KEY'; each user of the machine sees the words",
+        ),
+        (
+            "[spark]\nsubmit = ['a', 'fs.s3a.secret.key=hunter2']",
+            "spark.submit has a secret: 'fs.s3a.secret.key'; each",
+        ),
+        (
+            "[spark]\nsubmit = ['a', 'https://me:hunter2@proxy']",
+            "spark.submit has a secret: 'https://me:***@proxy'; each",
+        ),
         ("[parents.a]\nurl = 'x'\nbelow = '../b'", "parents.a.below is '../b' -> write a relative folder: below = "),
         ("[parents.a]\nurl = 'x'\nforget_after = 3", "parents.a.forget_after is 3 -> write a number and a unit"),
         ("[roots.'a,b']\nurl = 'x'", "roots.'a,b' is not a valid name -> use letters"),
@@ -205,6 +224,35 @@ def test_an_error_for_a_missing_file_names_it_and_the_option_for_another(tmp_pat
         BadConfiguration, match=r"nowhere\.toml: No such file or directory -> set --config or STATEKEEPER_CONFIG"
     ):
         load(tmp_path / "nowhere.toml")
+
+
+def test_the_executor_is_a_policy_and_the_command_that_starts_spark_is_of_the_file(tmp_path: Path) -> None:
+    words = ("spark-submit", "--conf", "spark.kubernetes.driver.secretKeyRef.AWS_SECRET_ACCESS_KEY=aws:secret")
+    words += ("--conf", "spark.kubernetes.driver.secrets.aws=/etc/secrets")
+    found = load(
+        written(
+            tmp_path,
+            f"""
+            [policies."large*"]
+            executor = "spark"
+            [roots.large]
+            url = "large"
+            [roots.small]
+            url = "small"
+            [parents.largest]
+            url = "jobs"
+            [roots.large_but_here]
+            url = "here"
+            executor = "local"
+            [spark]
+            submit = {list(words)}
+            """,
+        )
+    )
+    roots = [found.find(name) for name in ("large", "small", "largest.orders", "large_but_here", "s3://bucket/other")]
+    assert [one.policies.executor.value for one in roots] == ["spark", "local", "spark", "local", "local"]
+    assert {one.submit for one in roots} == {words}
+    assert "hunter2" not in str(found)
 
 
 def test_prices_that_are_not_given_have_defaults(tmp_path: Path) -> None:
