@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import BaseModel, Field
 
 from statekeeper.assets.factory import asset_key, build_definitions
-from statekeeper.assets.names import Translate
+from statekeeper.assets.names import StartSpark, Translate
 from statekeeper.assets.schedules import (
     DRILL_CRON,
     HEALTH_CRON,
@@ -135,6 +135,21 @@ Automation: TypeAlias = Annotated[
 ]
 
 
+_StartSpark: TypeAlias = Annotated[
+    StartSpark | None,
+    dg.Resolver(
+        lambda context, given: context.resolve_value(given),
+        model_field_type=str | None,
+        description=(
+            'A template with a function that starts the Spark application for a query with `executor = "spark"`, with '
+            "another client of Dagster Pipes than that for `submit` of `[spark]`. It gets the context and the extras, and "
+            "returns what the client returns."
+        ),
+        examples=["{{ on_databricks }}"],
+    ),
+]
+
+
 @dg.scaffold_with(FleetScaffolder)
 @dataclass(kw_only=True)
 class FleetComponent(dg.Component, dg.Resolvable):
@@ -254,6 +269,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
     quiet_seconds: Annotated[float, _described("Seconds without a change after which a query counts as stopped.")] = (
         QUIET_SECONDS
     )
+    start_spark: _StartSpark = None
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the asset with its keys, groups, owners, tags and kinds. The default applies `translation`.
@@ -290,4 +306,5 @@ class FleetComponent(dg.Component, dg.Resolvable):
             rewrites=self.rewrites,
             with_rewrites=self.with_rewrites,
             quiet_seconds=self.quiet_seconds,
+            start_spark=self.start_spark,
         )

@@ -21,7 +21,7 @@ from statekeeper.assets.host import warn_of_missing_settings
 from statekeeper.assets.jobs import jobs
 from statekeeper.assets.maintenance import maintenance
 from statekeeper.assets.mirror import mirror
-from statekeeper.assets.names import Names, OwnRuns, Translate
+from statekeeper.assets.names import Names, OwnRuns, StartSpark, Translate
 from statekeeper.assets.restore_drill import restore_drill
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
@@ -103,6 +103,7 @@ def build_definitions(
     rewrites: bool = True,
     with_rewrites: bool | None = None,
     quiet_seconds: float = QUIET_SECONDS,
+    start_spark: StartSpark | None = None,
 ) -> dg.Definitions:
     """Build the definitions of a fleet for `Definitions.merge` in a company's own Dagster project.
 
@@ -139,6 +140,8 @@ def build_definitions(
     rewrites         False: without the assets and jobs that rewrite the state of a stopped query
     with_rewrites    the former name of `rewrites`, which works for one more release
     quiet_seconds    time without a change after which a query counts as stopped
+    start_spark      starts the application for a query with `executor = "spark"` with another client of Dagster Pipes than
+                     that for `submit` of `[spark]`. It gets the context and the extras, and returns what the client returns
     """
     if not _NAME.fullmatch(name):
         raise dg.DagsterInvalidDefinitionError(
@@ -154,6 +157,7 @@ def build_definitions(
         translate=translate,
         starts=False,
         automation=None if isinstance(automation, bool) else automation,
+        start_spark=start_spark,
     )
     if with_rewrites is not None:
         warnings.warn("with_rewrites of build_definitions is now rewrites", DeprecationWarning, stacklevel=2)

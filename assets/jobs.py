@@ -81,7 +81,9 @@ def jobs(
             maintenance.assets,
             tags=_FIFTEEN_MINUTES,
             description="Takes snapshots of stores with a long tail, audits the lineage, then applies retention, for one "
-            "query. Launch it by hand. If the audit reports an error, retention deletes nothing and the run fails.",
+            "query. Launch it by hand. If the audit reports an error, retention deletes nothing and the run fails. With "
+            'executor = "spark", a Spark cluster does the work on each store, and the sensor '
+            f"{names.of('changelog_tail')} requests it.",
         ),
         # Without a limit on its runtime: the first run copies the whole state.
         mirror_checkpoint=job(

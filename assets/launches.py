@@ -21,7 +21,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import without_root
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.format.sparks import Spark
-from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
+from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.edit import Edit
@@ -125,15 +125,29 @@ def run_of(
     workers: int = WORKERS,
 ) -> Run:
     """Return the run of a verb on the query of this launch. `workers`: its share of the machine."""
+    return run_by(holder(context.run.run_id), fleet, query, stopped=stopped, workers=workers)
+
+
+def run_by(
+    by: str,
+    fleet: Fleet,
+    query: OpenedQuery,
+    *,
+    stopped: bool = False,
+    workers: int = WORKERS,
+    cluster: Executor | None = None,
+) -> Run:
+    """Return the run of a verb by a holder of leases. `cluster`: what runs its tasks; None for this machine."""
     return Run(
         storage=query.storage,
         policies=query.policies,
-        by=Maintainer(holder(context.run.run_id), SystemClock(), RandomIds(), fleet.quiet_seconds),
+        by=Maintainer(by, SystemClock(), RandomIds(), fleet.quiet_seconds),
         scratch=fleet.scratch_folder(),
         stopped=stopped,
         workers=workers,
         memory_bytes=MEMORY_BYTES * workers // WORKERS,
         kept_bytes=fleet.kept_tables_mib * 1024 * 1024,
+        cluster=cluster,
         open_other=lambda url: fleet.open_destination(url, query),
         named=lambda text: for_launchpad(text, query),
     )

@@ -16,21 +16,33 @@ from typing import Any, TypeVar
 import dagster as dg
 from pydantic import Field
 
+from statekeeper.assets import spark_runs
 from statekeeper.assets.launches import run_of
 from statekeeper.assets.memory import read, tell_run
 from statekeeper.assets.names import Names
 from statekeeper.assets.progress import Progress
 from statekeeper.assets.sources import Sources
 from statekeeper.assets.verdicts import verdicts
-from statekeeper.assets.visits import CHECKS, LEFT_TO_SPARK, LINEAGE, RETENTION, SNAPSHOT, Recorder, Shown, shown
+from statekeeper.assets.visits import (
+    CHECKS,
+    LEFT_TO_SPARK,
+    LINEAGE,
+    RETENTION,
+    SNAPSHOT,
+    Recorder,
+    Shown,
+    Steps,
+    shown,
+    visited,
+)
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import TOLD_TAG, tag_run
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.maintenance.rounds.rounds import defect_of
-from statekeeper.statestore.maintenance.rounds.visit import Status, Visit, failed_visit, visit
-from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.rounds.visit import Status, failed_visit
+from statekeeper.statestore.maintenance.verbs.config import Configuration, RunsOn
 from statekeeper.statestore.storage import Reads
 
 _LOG = logging.getLogger(__name__)
@@ -108,33 +120,24 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         configuration = fleet.configuration()
         query = fleet.open(name, configuration)
         is_whole = len(chosen) == len(CHECKS)
-        run = run_of(context, fleet, query)
-        one = shown(visit(name, run, takes=SNAPSHOT in chosen, deletes=RETENTION in chosen), query)
+        steps = Steps(takes=SNAPSHOT in chosen, deletes=RETENTION in chosen, is_whole=is_whole)
+        if query.is_on_spark:
+            one = spark_runs.visited(context, names, query, steps)
+        else:
+            one = visited(run_of(context, fleet, query), query, steps)
         yield from recorder.recorded(context, configuration, one, chosen=chosen, is_asset=True)
-        if one.done.is_left_to_spark:
-            _log(context, one.done)
+        if one.is_left_to_spark:
+            _log(context, one)
         _log_verdicts(context, names, recorder, configuration, chosen, visited=[name])
-        if not one.done.has_failed:
+        if not one.has_failed:
             tell_run(context, names, recorder.memory, context.run, None)
-        if one.done.has_failed:
-            if is_whole and not one.done.is_undecided:
+        if one.has_failed:
+            if is_whole and not one.is_undecided:
                 # The notice of its status has told it.
                 tag_run(context.instance, context.run.run_id, {TOLD_TAG: "true"})
-            raise dg.Failure(printable(_why(one.done, is_whole=is_whole)))
+            raise dg.Failure(printable(one.why))
 
     return made
-
-
-def _why(done: Visit, *, is_whole: bool) -> str:
-    """Why a visit has failed. If only some assets were chosen: why their own step was not made."""
-    if is_whole and done.problems:
-        return done.problems[0].text
-    if done.errors:
-        return str(done.errors[0])
-    refused = done.retention
-    if not is_whole and refused is not None and refused.own and refused.verb.allowed(refused.run, refused.plan) is None:
-        return str(refused.refusals[0])
-    return done.text
 
 
 def _log_verdicts(
@@ -177,11 +180,17 @@ def _job(names: Names, recorder: Recorder) -> dg.JobDefinition:
         configuration = fleet.configuration()
         chosen = list(dict.fromkeys(config.queries or fleet.discover().queries))
         progress = Progress(context.instance, context.run.run_id, chosen)
-        for one in _visited(context, fleet, configuration, chosen):
+        here = [name for name in chosen if configuration.policies_of(name).executor is RunsOn.LOCAL]
+        for name in sorted({*chosen} - {*here}):
+            job = names.of(MAINTAIN_QUERY)
+            context.log.warning(
+                printable(f'{name} has executor = "spark": left to a run of the job {job} for it alone')
+            )
+        for one in _visited(context, fleet, configuration, here):
             yield from recorder.recorded(context, configuration, one)
-            _log(context, one.done)
-            progress.ended(one.done.name, has_failed=one.done.has_failed)
-        _log_verdicts(context, names, recorder, configuration, list(CHECKS), visited=chosen)
+            _log(context, one)
+            progress.ended(one.name, has_failed=one.has_failed)
+        _log_verdicts(context, names, recorder, configuration, list(CHECKS), visited=here)
         tell_run(context, names, recorder.memory, context.run, None)
 
     @dg.job(
@@ -190,7 +199,8 @@ def _job(names: Names, recorder: Recorder) -> dg.JobDefinition:
         tags={**_ONE_HOUR, **names.tags},
         description="Maintains many queries in one run: takes snapshots of stores with a long tail, audits the lineage, "
         "and applies retention. While the audit of a query reports an error, retention deletes nothing there; the other "
-        f"queries are maintained. The sensor {names.of('changelog_tail')} requests it for the queries that are due.",
+        f"queries are maintained. The sensor {names.of('changelog_tail')} requests it for the queries that are due. "
+        f'Queries with executor = "spark" are left to runs of {names.of(MAINTAIN_QUERY)}.',
     )
     def made() -> None:
         visit_queries()
@@ -219,18 +229,18 @@ def _visited(
     share, clock = max(1, WORKERS // at_once), SystemClock()
     reads = Reads(clock)
 
-    def visited(name: str) -> Shown:
+    def visit(name: str) -> Shown:
         started = clock.monotonic_seconds()
         try:
             query = fleet.open(name, configuration)
-            return shown(visit(name, run_of(context, fleet, query, workers=share), reads=reads), query)
+            return visited(run_of(context, fleet, query, workers=share), query, reads=reads)
         except Exception as error:  # noqa: BLE001 - a defect must not keep the other queries from being maintained
             _LOG.exception("visit of %s", printable(name))
             seconds = clock.monotonic_seconds() - started
             failed = failed_visit(name, defect_of(error), seconds=seconds, next_command=fleet.command("audit", name))
-            return Shown(failed, configuration.policies_of(name))
+            return shown(failed, None)
 
-    return _as_they_end(visited, queries, at_once)
+    return _as_they_end(visit, queries, at_once)
 
 
 def _as_they_end(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> Iterator[Result]:
@@ -244,7 +254,7 @@ def _as_they_end(work: Callable[[Item], Result], items: Sequence[Item], workers:
         pool.shutdown(cancel_futures=True)
 
 
-def _log(context: dg.OpExecutionContext | dg.AssetExecutionContext, done: Visit) -> None:
+def _log(context: dg.OpExecutionContext | dg.AssetExecutionContext, done: Shown) -> None:
     log = context.log.info if done.status is Status.OK else context.log.warning
     held = "; another maintainer holds the lease" if done.is_held else ""
     spark = f". {LEFT_TO_SPARK}" if done.is_left_to_spark else ""

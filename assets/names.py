@@ -18,6 +18,8 @@ from statekeeper.resources.fleet import FLEET_TAG, Fleet
 from statekeeper.resources.notifier import Notifier
 
 Translate: TypeAlias = Callable[[dg.AssetSpec], dg.AssetSpec]
+StartSpark: TypeAlias = Callable[[dg.AssetExecutionContext, Mapping[str, Any]], dg.PipesClientCompletedInvocation]
+"""Starts the Spark application of a step through Dagster Pipes, with these extras, and waits for its end."""
 
 _AUTOMATED = frozenset({"snapshot", "lineage", "retention", "fleet_health"})
 
@@ -55,6 +57,7 @@ class Names:
     translate   the owner's changes of an asset
     starts      sensors and schedules run unless a person stops them; otherwise they are stopped until a person starts them
     automation  the condition of the assets that may run without a person: maintenance, and `fleet_health`
+    start_spark  starts Spark instead of `submit` of `[spark]`
     """
 
     fleet: str
@@ -66,6 +69,7 @@ class Names:
     translate: Translate | None = None
     starts: bool = True
     automation: dg.AutomationCondition[Any] | None = None
+    start_spark: StartSpark | None = None
 
     def of(self, name: str) -> str:
         """The name of a definition of this fleet."""

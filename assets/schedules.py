@@ -10,7 +10,7 @@ from statekeeper.assets.names import Names, OwnRuns
 from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.rounds import due
-from statekeeper.statestore.maintenance.verbs.config import Outputs, Root
+from statekeeper.statestore.maintenance.verbs.config import Outputs, Root, RunsOn
 
 HEALTH_CRON = "17 * * * *"
 """The default time at which the fleet is examined: minute 17 of each hour."""
@@ -59,7 +59,8 @@ def schedules(
         cron_schedule="0 3 * * *",
         default_status=names.schedule_status,
         required_resource_keys=resources,
-        description="Maintains every query at 03:00Z, also idle queries, whose old versions become garbage with time.",
+        description="Maintains every query at 03:00Z, also idle queries, whose old versions become garbage with time. The "
+        f'sensor {names.of("changelog_tail")} does so for queries with executor = "spark" once a day.',
     )
     def nightly_sweep(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         known = set(context.instance.get_dynamic_partitions(names.query_set))
@@ -68,7 +69,9 @@ def schedules(
         found = [
             name
             for name, query in names.fleet_in(context).discover().queries.items()
-            if name in known and due.closed_because(query.root.policies.schedule, 0.0, at) is None
+            if name in known
+            and query.root.policies.executor is RunsOn.LOCAL
+            and due.closed_because(query.root.policies.schedule, 0.0, at) is None
         ]
         if not found:
             yield dg.SkipReason(

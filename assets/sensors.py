@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.rounds import due
 from statekeeper.statestore.maintenance.rounds.due import Ask, Asked, Cursor, Last, Wait
 from statekeeper.statestore.maintenance.verbs import fleet as fleets
-from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.verbs.config import Configuration, RunsOn
 from statekeeper.statestore.maintenance.verbs.fleet import Query, forget_seconds
 
 _MOST_RUNS = 200
@@ -62,13 +62,14 @@ def sensors(
 
     @dg.sensor(
         name=names.of("changelog_tail"),
-        jobs=[jobs.maintain_queries, jobs.refresh_fleet_health],
+        jobs=[jobs.maintain_queries, jobs.maintain_query, jobs.refresh_fleet_health],
         minimum_interval_seconds=15,
         default_status=names.sensor_status,
         required_resource_keys={names.fleet_key},
         description=f"Requests one run of {names.of('maintain_queries')} for the queries with at least "
         "`snapshot.changelogs` new batches, or whose replay exceeds `snapshot.restore_target`. It also discovers queries. "
-        "The first tick that finds a query requests the health of the fleet.",
+        f'A query with executor = "spark" gets a run of {names.of("maintain_query")} for it alone. The first tick that '
+        "finds a query requests the health of the fleet.",
     )
     def changelog_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         return _tick(context, watched)
@@ -108,7 +109,8 @@ def sensors(
 
 
 def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorResult:
-    """Request one run of `maintain_queries` for the queries that are due, the most urgent first, and discover queries.
+    """Request one run of `maintain_queries` for the queries that are due, the most urgent first, and discover queries. A
+    query on a Spark cluster gets a run of `maintain_query`: it may take hours, and a person can terminate it alone.
 
     Lists `commits/` of each query, and reads no state. Reads the active runs of the fleet, and those that ended since the
     previous tick.
@@ -150,7 +152,9 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
         for name, query in found.queries.items()
     }
     due_now = {name: one for name, one in decided.items() if isinstance(one, Ask)}
-    batches = due.batches(due_now, died, most=fleet.queries_per_run)
+    due_on_spark = {name: one for name, one in due_now.items() if _is_on_spark(found.queries[name])}
+    due_here = {name: one for name, one in due_now.items() if name not in due_on_spark}
+    batches = due.batches(due_here, died, most=fleet.queries_per_run)
     known = set(context.instance.get_dynamic_partitions(names.query_set))
     changes = _changes(known, found, cursor, configuration, now)
     remembered = {
@@ -158,8 +162,9 @@ def _tick(context: dg.SensorEvaluationContext, watched: _Watched) -> dg.SensorRe
         **before,
         **{name: one.asked for name, one in decided.items() if isinstance(one, Wait)},
     }
-    remembered |= {name: one.asked for batch in batches for name, one in batch.items()}
+    remembered |= {name: one.asked for batch in (*batches, due_on_spark) for name, one in batch.items()}
     requests = [_request(batch, watched) for batch in batches]
+    requests += [_request_on_spark(name, one, watched) for name, one in due_on_spark.items()]
     requests += _first_health(context.instance, found, watched)
     after = Cursor(
         asked={name: one for name, one in remembered.items() if name not in changes.forgotten},
@@ -259,8 +264,8 @@ def _changes(
 
 def _sweep(query: Query, asked: Asked | None, now_seconds: float) -> tuple[float, float] | None:
     """The age of the newest request, and the age after which the next one follows also without new versions: a query that
-    may not be maintained at night, when the schedule does this, is maintained once a day in its own window."""
-    if asked is None or query.root.policies.schedule.window is None:
+    the schedule does not maintain at night is maintained once a day, in its own window."""
+    if asked is None or (query.root.policies.schedule.window is None and not _is_on_spark(query)):
         return None
     return now_seconds - asked.at_seconds, _DAY_SECONDS
 
@@ -280,6 +285,21 @@ def _request(asks: Mapping[str, Ask], watched: _Watched) -> dg.RunRequest:
         tags={REASON_TAG: printable(reason), **watched.runs.names.tags},
         job_name=watched.jobs.maintain_queries.name,
     )
+
+
+def _request_on_spark(name: str, ask: Ask, watched: _Watched) -> dg.RunRequest:
+    """Request a run for one query."""
+    reason = printable(f"{name}: batch {ask.asked.version - 1:,}: {ask.reason}")
+    return dg.RunRequest(
+        run_key=ask.run_key(name),
+        partition_key=name,
+        tags={REASON_TAG: reason, **watched.runs.names.tags},
+        job_name=watched.jobs.maintain_query.name,
+    )
+
+
+def _is_on_spark(query: Query) -> bool:
+    return query.root.policies.executor is RunsOn.SPARK
 
 
 def _measured(instance: dg.DagsterInstance, snapshot: dg.AssetKey, query: Query, asked: Asked) -> Asked:

@@ -5,7 +5,7 @@ The jobs `maintain_queries` and `maintain_query`, and a person who materializes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -30,13 +30,15 @@ from statekeeper.assets.verdicts import red_in
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.sizes import sizes_of_snapshots
-from statekeeper.statestore.maintenance.rounds.visit import Visit
+from statekeeper.statestore.maintenance.rounds.visit import Status, Visit, visit
 from statekeeper.statestore.maintenance.upkeep.audit.facts import AuditFacts, StoreAuditFacts
 from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome
-from statekeeper.statestore.maintenance.verbs.config import Configuration, Policies
+from statekeeper.statestore.maintenance.verbs.config import Configuration
+from statekeeper.statestore.maintenance.verbs.contract import Run
 from statekeeper.statestore.maintenance.verbs.retention import Retention
 from statekeeper.statestore.maintenance.verbs.snapshot import Snapshot
 from statekeeper.statestore.root.attempts import metrics_at
+from statekeeper.statestore.storage import Reads
 
 SNAPSHOT, LINEAGE, RETENTION = "snapshot", "lineage", "retention"
 
@@ -63,19 +65,82 @@ class Part:
     checks: tuple[dg.AssetCheckResult, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A visit, and all that Dagster shows of it."""
+    """All that Dagster shows of a visit: values that another process can send.
 
-    done: Visit
-    policies: Policies
+    name, status, text, is_certain, is_undecided, is_held, is_left_to_spark, has_failed  as in `Visit`
+    why     why it has failed; of a visit with some of the steps, why these have
+    ledger  the stores that it changed, by their partition keys
+    """
+
+    name: str
+    status: Status
+    text: str
+    why: str
+    is_certain: bool
+    is_undecided: bool
+    is_held: bool
+    is_left_to_spark: bool
+    has_failed: bool
     parts: tuple[Part, ...] = ()
     ledger: tuple[tuple[str, metadata.Metadata], ...] = ()
 
 
-def shown(done: Visit, query: OpenedQuery) -> Shown:
-    """Turn a visit into metadata and checks. Reads the figures that a job recorded."""
-    return Shown(done, query.policies, tuple(_parts(done, query)), tuple(_ledger(done)))
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The steps of a visit. `takes`, `deletes`: False to only plan snapshots, or retention; `is_whole`: all assets of the
+    visit were chosen."""
+
+    takes: bool = True
+    deletes: bool = True
+    is_whole: bool = True
+
+
+WHOLE = Steps()
+
+
+def visited(
+    run: Run,
+    query: OpenedQuery,
+    steps: Steps = WHOLE,
+    *,
+    reads: Reads | None = None,
+    told: Callable[[str], None] = lambda progress: None,
+) -> Shown:
+    """Visit a query. `reads`, `told`: as in `visit`."""
+    done = visit(query.name, run, reads=reads, takes=steps.takes, deletes=steps.deletes, told=told)
+    return shown(done, query, is_whole=steps.is_whole)
+
+
+def shown(done: Visit, query: OpenedQuery | None, *, is_whole: bool = True) -> Shown:
+    """Turn a visit into metadata and checks. Reads the figures that a job recorded. `query`: None if it could not be
+    opened; `is_whole`: with all steps."""
+    return Shown(
+        name=done.name,
+        status=done.status,
+        text=done.text,
+        why=_why(done, is_whole=is_whole),
+        is_certain=done.is_certain,
+        is_undecided=done.is_undecided,
+        is_held=done.is_held,
+        is_left_to_spark=done.is_left_to_spark,
+        has_failed=done.has_failed,
+        parts=() if query is None else tuple(_parts(done, query)),
+        ledger=tuple(_ledger(done)),
+    )
+
+
+def _why(done: Visit, *, is_whole: bool) -> str:
+    """Why a visit has failed. If only some assets were chosen: why their own step was not made."""
+    if is_whole and done.problems:
+        return done.problems[0].text
+    if done.errors:
+        return str(done.errors[0])
+    refused = done.retention
+    if not is_whole and refused is not None and refused.own and refused.verb.allowed(refused.run, refused.plan) is None:
+        return str(refused.refusals[0])
+    return done.text
 
 
 def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
@@ -157,7 +222,7 @@ class Recorder:
         `chosen`: the assets to materialize. A visit without some of them tells nothing: it has left out what the others may
         need. `is_asset`: the step is that of the assets, and not an op.
         """
-        name, done = one.done.name, one.done
+        name = one.name
         if one.ledger:
             context.instance.add_dynamic_partitions(self.names.store_set, sorted({key for key, _ in one.ledger}))
         for key, of_store in one.ledger:
@@ -169,9 +234,10 @@ class Recorder:
         evaluated = [check for part in one.parts if part.asset in chosen for check in part.checks]
         others = {check: one for check, one in known.red.items() if check not in {one.check_name for one in evaluated}}
         known = Known(known.told, {**others, **red_in(evaluated)})
-        look = Look(name, done.status, done.text, is_certain=done.is_certain)
-        if len(chosen) == len(CHECKS) and not done.is_undecided:
-            yield from tell(context, self.names, self.memory, known, look, one.policies, configuration)
+        look = Look(name, one.status, one.text, is_certain=one.is_certain)
+        if len(chosen) == len(CHECKS) and not one.is_undecided:
+            policies = configuration.policies_of(name)
+            yield from tell(context, self.names, self.memory, known, look, policies, configuration)
         else:
             yield observation(self.memory, known, look)
 

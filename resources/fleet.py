@@ -15,6 +15,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
     Configuration,
     MirrorPolicy,
     Policies,
+    RunsOn,
     SinkTable,
     StateTable,
     with_options_of,
@@ -26,8 +27,8 @@ from statekeeper.statestore.storage.query_metrics import Prices
 @dataclass(frozen=True, kw_only=True)
 class OpenedQuery:
     """A checkpoint to maintain: its name, its storage, its policies, and the configuration file that names it. `prices`: of
-    requests; `mirror`: None if it has none; `state_tables`: with its state; `sinks`: the tables that it
-    writes; `job_prefix`, `has_rewrites`: those of its fleet."""
+    requests; `mirror`: None if it has none; `state_tables`: with its state; `sinks`: the tables that it writes; `submit`:
+    the command that starts Spark; `job_prefix`, `has_rewrites`: those of its fleet."""
 
     name: str
     storage: Storage
@@ -39,6 +40,12 @@ class OpenedQuery:
     has_rewrites: bool = True
     state_tables: tuple[StateTable, ...] = ()
     sinks: tuple[SinkTable, ...] = ()
+    submit: tuple[str, ...] = ()
+
+    @property
+    def is_on_spark(self) -> bool:
+        """Whether a Spark cluster does the work on each of its stores."""
+        return self.policies.executor is RunsOn.SPARK
 
     def command(self, verb: str, *options: str) -> str:
         """The `statekeeper` command that applies a verb to this query."""
@@ -128,6 +135,7 @@ class Fleet(dg.ConfigurableResource):
             has_rewrites=self.has_rewrites,
             state_tables=root.state_tables,
             sinks=root.sinks,
+            submit=root.submit,
         )
 
     def open_destination(self, name: str, source: OpenedQuery) -> Storage:

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from statekeeper.assets import maintenance, memory
+from statekeeper.assets import memory, visits
 from statekeeper.assets.definitions import build
 from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names
@@ -192,14 +192,14 @@ def test_a_defect_in_one_visit_leaves_the_results_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
     where: str,
 ) -> None:
-    kept = getattr(maintenance, where)
+    kept = getattr(visits, where)
 
     def defective(first: object, *given: object, **named: object) -> object:
         if getattr(first, "name", first) == "jobs.clicks":
             raise ZeroDivisionError("a defect")
         return kept(first, *given, **named)
 
-    monkeypatch.setattr(maintenance, where, defective)
+    monkeypatch.setattr(visits, where, defective)
     result = run(definitions, instance, *EVERY)
     assert set(materialized(result)) == {"flights", "jobs.orders"}
     assert tags(instance, result)[UNFINISHED_TAG] == "1"

@@ -112,6 +112,14 @@ class Company:
         self, job: str, tags: dict[str, str] | None = None, config: dict[str, Any] | None = None
     ) -> dg.DagsterRun:
         """Launch a run of a job in the UI, and wait for its end."""
+        run_id = self.begun(job, tags, config)
+        poll_for_finished_run(self.instance, run_id, timeout=120)
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run
+
+    def begun(self, job: str, tags: dict[str, str] | None = None, config: dict[str, Any] | None = None) -> str:
+        """Launch a run of a job in the UI. Returns its id."""
         answer = self.ask(
             """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) { __typename
             ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } }
@@ -123,11 +131,7 @@ class Company:
                 "runConfigData": config or {},
             },
         )
-        run_id = answer["run"]["runId"]
-        poll_for_finished_run(self.instance, run_id, timeout=120)
-        run = self.instance.get_run_by_id(run_id)
-        assert run is not None
-        return run
+        return str(answer["run"]["runId"])
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,273 @@
+"""Steps of Dagster whose work a Spark application does, through Dagster Pipes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psutil
+import pytest
+from dagster import DagsterRunStatus
+from dagster._core.test_utils import poll_for_finished_run
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import PythonFileTarget
+
+from statekeeper.assets import spark_runs
+from statekeeper.assets.definitions import build
+from statekeeper.assets.factory import build_definitions
+from statekeeper.assets.metadata import bullets, figures, table
+from statekeeper.assets.partitions import QUERY_SET
+from statekeeper.assets.visits import Part, Shown
+from statekeeper.resources.fleet import Fleet
+from statekeeper.resources.worker import Worker
+from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.maintenance.records import drills, lease
+from statekeeper.statestore.maintenance.rounds.visit import Status
+from statekeeper.statestore.storage import open_storage
+from tests.assets.conftest import sensor_of
+from tests.support.checkpoints import Checkpoint
+from tests.support.companies import HOME, Company
+from tests.support.dagster_runs import checks, materializations
+from tests.support.maintainers import QUIET_SECONDS
+from tests.support.submitted import spark_table, submit
+
+ASSETS = ("snapshot", "lineage", "retention")
+VOLATILE = ("seconds", "bytes", "MiB", "requests", "uploaded", "s")
+
+
+def on_spark(configuration: Path, table: str) -> None:
+    """Let Spark work for `flights`."""
+    text = configuration.read_text()
+    configuration.write_text(text.replace('url = "flights"', 'url = "flights"\nexecutor = "spark"') + table)
+
+
+def built(configuration: Path) -> dg.Definitions:
+    environment = {
+        "STATEKEEPER_CONFIG": str(configuration),
+        "STATEKEEPER_SCRATCH": str(configuration.parent / "scratch"),
+    }
+    return build(environment, quiet_seconds=QUIET_SECONDS)
+
+
+def run(configuration: Path, instance: dg.DagsterInstance, job: str = "maintain_query") -> dg.ExecuteInProcessResult:
+    found = built(configuration).resolve_job_def(job)
+    return found.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
+
+
+def recorded(result: dg.ExecuteInProcessResult, *assets: str) -> dict[str, Any]:
+    """The metadata and the checks that a run has recorded, without times and sizes."""
+    of_assets = {name: materializations(result, name)[0].metadata for name in assets}
+    of_checks = {name: (one.passed, one.severity, one.description) for name, one in checks(result).items()}
+    ledger = sorted(str(one.partition) for one in materializations(result, "state_store"))
+    return {"assets": stable(of_assets), "checks": of_checks, "ledger": ledger}
+
+
+def stable(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {
+            name: stable(one) for name, one in sorted(found.items()) if name not in ("picture", "partitions", "sizes")
+        }
+    if isinstance(found, dg.TableMetadataValue):
+        rows = [one.data for one in found.records]
+        return [
+            {name: cell for name, cell in row.items() if not is_volatile(name)}
+            for row in rows
+            if not is_volatile(str(row.get("figure", "")))
+        ]
+    return found
+
+
+def is_volatile(name: str) -> bool:
+    return name in VOLATILE or any(name.endswith(f"_{one}") or f"_{one}_" in name for one in VOLATILE)
+
+
+def test_what_a_driver_sends_is_decoded_as_it_was() -> None:
+    metadata = {"text": "a", "note": bullets(["b", "c"]), "figures": figures({"x": 1, "y": 0.5, "z": "w"})}
+    metadata["rows"] = table({"store": "string", "batch": "int"}, [("state/0/1", 7)])
+    check = dg.AssetCheckResult(
+        check_name="tail_is_short",
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="too long",
+        metadata={"figures": figures({"longest_tail": 9})},
+    )
+    one = Shown(
+        name="flights",
+        status=Status.WARN,
+        text="a tail is long",
+        why="a tail is long",
+        is_certain=True,
+        is_undecided=False,
+        is_held=False,
+        is_left_to_spark=False,
+        has_failed=False,
+        parts=(Part("snapshot", metadata, (check,)), Part("retention", None)),
+        ledger=(("flights:0-1", {"outcome": "deleted"}),),
+    )
+    sent = spark_runs.as_sent(one)
+    found = spark_runs.shown_in(sent)
+    assert spark_runs.as_sent(found) == sent
+    as_recorded = dg.AssetMaterialization("x", metadata=metadata).metadata
+    assert found.parts[0].metadata == as_recorded
+    assert (found.parts[0].checks, found.parts[1]) == ((check,), Part("retention", None))
+    assert (found.name, found.status, found.ledger[0][0]) == ("flights", Status.WARN, "flights:0-1")
+
+
+def test_a_query_on_spark_without_a_command_that_starts_it_fails_with_the_table_to_add(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    on_spark(configuration, "")
+    before = [one.path for one in flights.storage.list("", hidden=True)]
+    failed = run(configuration, instance)
+    (event,) = [one for one in failed.all_events if one.is_step_failure]
+    said = event.step_failure_data.error_display_string
+    assert 'nothing was changed -> add [spark] and submit = ["spark-submit", "--master", "yarn"]' in said
+    assert [one.path for one in flights.storage.list("", hidden=True)] == before
+
+
+def test_the_sensor_requests_a_run_of_its_own_for_a_query_on_spark_and_a_run_of_many_leaves_it(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    on_spark(configuration, "")
+    fleet = Fleet(config_file=str(configuration), scratch=str(configuration.parent), worker=Worker())
+    with dg.build_sensor_context(instance=instance, resources={"fleet": fleet}) as context:
+        found = sensor_of(fleet, "changelog_tail")(context)
+    requests = [one for one in found.run_requests if one.job_name != "refresh_fleet_health"]
+    assert [(one.job_name, one.partition_key) for one in requests] == [("maintain_query", "flights")]
+    many = built(configuration).resolve_job_def("maintain_queries").execute_in_process(instance=instance)
+    assert materializations(many, "snapshot") == []
+
+
+@pytest.mark.spark
+def test_a_run_on_spark_records_what_a_run_on_this_machine_records(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, tmp_path: Path
+) -> None:
+    copy = flights.copied_to(open_storage(str(tmp_path / "here" / "flights")), tmp_path / "job here")
+    here = tmp_path / "here" / configuration.name
+    here.write_text(configuration.read_text())
+    on_this_machine = run(here, instance)
+    on_spark(configuration, spark_table())
+    on_the_cluster = run(configuration, instance)
+    assert on_this_machine.success
+    assert on_the_cluster.success
+    assert recorded(on_the_cluster, *ASSETS) == recorded(on_this_machine, *ASSETS)
+    assert recorded(on_the_cluster, *ASSETS)["ledger"], "the stores that changed"
+    (done,) = instance.get_runs(dg.RunsFilter(run_ids=[on_the_cluster.run_id]))
+    assert done.tags["dagster/max_runtime"] == "0"
+    flights.assert_snapshots_are_right(tmp_path / "host")
+    copy.assert_snapshots_are_right(tmp_path / "host of the copy")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_drill_on_a_cluster_records_what_a_drill_on_this_machine_records(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    here = recorded(run(configuration, instance, "drill_restore"), "restore_drill")
+    on_spark(configuration, spark_table("local-cluster[2,1,512]"))
+    there = run(configuration, instance, "drill_restore")
+    assert there.success
+    again = recorded(run(configuration, instance, "drill_restore"), "restore_drill")
+    assert recorded(there, "restore_drill")["assets"]["restore_drill"].keys() == here["assets"]["restore_drill"].keys()
+    assert again["checks"] == recorded(there, "restore_drill")["checks"]
+    assert drills.read(flights.storage).keys() == set(flights.stores)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_spark_application_that_does_not_start_fails_the_run_with_the_way_out(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    on_spark(configuration, spark_table("nothing://here"))
+    failed = run(configuration, instance)
+    (event,) = [one for one in failed.all_events if one.is_step_failure]
+    said = event.step_failure_data.error_display_string
+    assert "the Spark application of flights ended without a result" in said
+    assert "correct submit of [spark]" in said
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_another_client_of_pipes_starts_the_application_without_a_command_in_the_file(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    on_spark(configuration, "")
+
+    def start_spark(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
+        command = [*submit(), str(spark_runs.APPLICATION)]
+        return dg.PipesSubprocessClient().run(
+            context=context, command=command, extras=dict(extras), env={"PYSPARK_DRIVER_PYTHON": sys.executable}
+        )
+
+    definitions = build_definitions(configuration, name="streams", start_spark=start_spark)
+    instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
+    job = definitions.resolve_job_def("streams_drill_restore")
+    assert job.execute_in_process(partition_key="flights", instance=instance).success
+    assert drills.read(flights.storage).keys() == set(flights.stores)
+
+
+PROJECT = """
+from pathlib import Path
+
+from statekeeper.dagster import build_definitions
+
+defs = build_definitions(Path(__file__).parent / "statekeeper.toml", name="streams")
+"""
+
+
+@pytest.fixture
+def company(tmp_path: Path) -> Iterator[Company]:
+    home, project = tmp_path / "home", tmp_path / "project"
+    for folder in (home, project):
+        folder.mkdir()
+    (home / "dagster.yaml").write_text(HOME)
+    (project / "project.py").write_text(PROJECT)
+    target = PythonFileTarget(str(project / "project.py"), None, str(project), "company")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DAGSTER_HOME", str(home))
+        with (
+            dg.DagsterInstance.from_config(str(home)) as instance,
+            WorkspaceProcessContext(instance, target) as workspace,
+        ):
+            yield Company(project, instance, workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_a_terminated_run_ends_its_spark_application_and_releases_the_lease(company: Company, tmp_path: Path) -> None:
+    root = Checkpoint(open_storage(str(company.folder / "large")), tmp_path / "job", partitions=80)
+    root.grow(5)
+    text = '[defaults]\nsnapshot = { changelogs = 4 }\n[roots.large]\nurl = "large"\nexecutor = "spark"\n'
+    (company.folder / "statekeeper.toml").write_text(text + spark_table("local[1]"))
+    company.instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["large"])
+    run_id = company.begun("streams_maintain_query", {"dagster/partition": "large"})
+    deadline = time.monotonic() + 120
+    while not [one for one in root.storage.list("state") if one.path.endswith(".zip")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (held,) = [one for one in [lease.current(root.storage)] if one is not None]
+    assert run_id in str(held), "the lease names the run of Dagster"
+    started = [one for one in psutil.process_iter() if spark_runs.APPLICATION.name in " ".join(words_of(one))]
+    assert len(started) >= 3, "this launcher, the JVM, and the driver"
+    assert company.instance.run_launcher.terminate(run_id)
+    run = poll_for_finished_run(company.instance, run_id, timeout=120)
+    assert run.status is DagsterRunStatus.CANCELED
+    assert not psutil.wait_procs(started, timeout=60)[1]
+    lease.require_free(root.storage, clock=SystemClock())
+    taken = [one.path for one in root.storage.list("state") if one.path.endswith(".zip")]
+    assert 0 < len(taken) < len(root.stores)
+    (company.folder / "statekeeper.toml").write_text(text.replace('executor = "spark"', ""))
+    assert company.launched("streams_maintain_query", {"dagster/partition": "large"}).status is DagsterRunStatus.SUCCESS
+    root.assert_snapshots_are_right(tmp_path / "host")
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
