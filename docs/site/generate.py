@@ -28,7 +28,7 @@ from statekeeper.statestore.cli import main as command
 from statekeeper.statestore.maintenance.upkeep.audit.explanations import CHECKS, EXPLANATIONS
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.snapshot import SnapshotPolicy
-from statekeeper.statestore.maintenance.verbs.config import Mode, Parent
+from statekeeper.statestore.maintenance.verbs.config import Mode, Parent, Policies, RunsOn
 
 _PLACE = re.compile(r"<!-- generated: (?P<name>[a-z ]+) -->")
 _DIAGRAM = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<file>[^)]+\.svg)\)\{ \.diagram \}")
@@ -91,6 +91,11 @@ _ROOT_KEYS = {
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a state root, `"observe"` for a native checkpoint',
         "allowed changes: none, add snapshots, or also delete files",
+    ),
+    "executor": (
+        "one of " + ", ".join(f'`"{one.value}"`' for one in RunsOn),
+        f'`"{Policies().executor.value}"`',
+        "where the work on each store runs; see [Run a verb on a Spark cluster](../how-to/run-on-a-spark-cluster.md)",
     ),
 }
 _MEANINGS = {

@@ -216,13 +216,11 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
         "table of tables": "{}",
         "table of whole numbers": "{ record_mib = 8, object_mib = 64 }",
     }
-    lines = [
-        f"{key} = {values.get(kind, 'mode')}".replace("= mode", '= "observe"')
-        for key, kind, _, _ in generate.configuration_keys()
-    ]
+    choices = {"mode": '"observe"', "executor": '"spark"'}
+    lines = [f"{key} = {values.get(kind) or choices[key]}" for key, kind, _, _ in generate.configuration_keys()]
     file.write_text("\n".join(["[roots.flights]", *lines]))
     policies = config.load(file).require_valid().roots["flights"].policies
-    assert policies.mode is config.Mode.OBSERVE
+    assert (policies.mode, policies.executor) == (config.Mode.OBSERVE, config.RunsOn.SPARK)
     assert policies.schedule == config.Schedule((22 * 60, 6 * 60), 3600.0)
     assert set(vars(policies.snapshot).values()) | set(vars(policies.retention).values()) == {7, 3600.0}
 
