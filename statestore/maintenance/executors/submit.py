@@ -80,25 +80,29 @@ def run(command: Sequence[str], application: Path) -> int:
     environment = {**os.environ, _STARTED: "1", _STDERR: f"/proc/{os.getpid()}/fd/2"}
     if not _has_cluster_driver(command):
         environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    try:
-        process = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - from our configuration
-    except OSError as error:
-        raise UnsupportedEnvironment(
-            f"{command[0]} cannot be started: {error.strerror}; nothing was changed",
-            hint="correct `submit` of [spark] in statekeeper.toml, for example with the complete path of spark-submit",
-        ) from error
-    clock, asked = SystemClock(), list[float]()
+    clock, asked, started = SystemClock(), list[float](), list[subprocess.Popen[bytes]]()
 
     def end(*_: Any) -> None:
-        drivers = list(_drivers(process.pid, application.name))
-        for driver in () if asked else drivers:
-            with suppress(psutil.Error):
-                driver.send_signal(signal.SIGINT)
-        if asked or not drivers:
-            _end_all(process)
+        for process in started:
+            drivers = list(_drivers(process.pid, application.name))
+            for driver in () if asked else drivers:
+                with suppress(psutil.Error):
+                    driver.send_signal(signal.SIGINT)
+            if asked or not drivers:
+                _end_all(process)
         asked.append(clock.monotonic_seconds())
 
     with _handled(end):
+        try:
+            process = subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - our configuration
+        except OSError as error:
+            raise UnsupportedEnvironment(
+                f"{command[0]} cannot be started: {error.strerror}; nothing was changed",
+                hint="correct `submit` of [spark] in statekeeper.toml, for example with the complete path of spark-submit",
+            ) from error
+        started.append(process)
+        if asked:
+            _end_all(process)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(_LOOK_SECONDS)
