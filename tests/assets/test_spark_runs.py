@@ -34,6 +34,7 @@ from tests.support.companies import HOME, Company
 from tests.support.dagster_runs import checks, materializations
 from tests.support.maintainers import QUIET_SECONDS
 from tests.support.submitted import spark_table, submit
+from tests.support.switching import take_snapshots
 
 ASSETS = ("snapshot", "lineage", "retention")
 VOLATILE = ("seconds", "bytes", "MiB", "requests", "uploaded", "s")
@@ -167,13 +168,18 @@ def test_a_run_on_spark_records_what_a_run_on_this_machine_records(
 def test_a_drill_on_a_cluster_records_what_a_drill_on_this_machine_records(
     configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
 ) -> None:
-    here = recorded(run(configuration, instance, "drill_restore"), "restore_drill")
+    take_snapshots(flights.storage, configuration.parent / "scratch")
+    flights.grow(1)
+    here = run(configuration, instance, "drill_restore")
     on_spark(configuration, spark_table("local-cluster[2,1,512]"))
     there = run(configuration, instance, "drill_restore")
+    assert here.success
     assert there.success
-    again = recorded(run(configuration, instance, "drill_restore"), "restore_drill")
-    assert recorded(there, "restore_drill")["assets"]["restore_drill"].keys() == here["assets"]["restore_drill"].keys()
-    assert again["checks"] == recorded(there, "restore_drill")["checks"]
+    found, expected = (recorded(one, "restore_drill") for one in (there, here))
+    assert found["checks"] == expected["checks"]
+    of_drill = [one["assets"]["restore_drill"] for one in (found, expected)]
+    assert of_drill[0].keys() == of_drill[1].keys()
+    assert of_drill[0]["result"] == of_drill[1]["result"]
     assert drills.read(flights.storage).keys() == set(flights.stores)
 
 
