@@ -41,7 +41,7 @@ def test_spark_continues_after_rewrites_on_a_cluster_as_after_those_on_this_mach
     for is_on_a_cluster in (True, False):
         commands = rewrites(query, KEYS[name], structure.other)
         if is_on_a_cluster:
-            done = on_a_cluster(folder, *([*one, "--executor", "spark"] for one in commands))
+            done = on_a_cluster(*([*one, "--executor", "spark"] for one in commands))
             assert [one.exit_code for one in done] == [0, 0], done
         else:
             assert [statekeeper(*one).exit_code for one in commands] == [0, 0]

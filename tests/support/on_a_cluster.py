@@ -1,13 +1,15 @@
-"""Runs commands of Statekeeper in one Spark application on a small cluster: two or three executors, each a JVM of its own.
+"""Runs commands of Statekeeper in a Spark application on a small cluster: two or three executors, each a JVM of its own.
 
-    python -m tests.support.on_a_cluster COMMANDS.json
+    python -m tests.support.on_a_cluster '{"executors": 2, "settings": {}}'
 
-Each command is a list of arguments; or a number: seconds after which an executor is killed while the next command runs; or
-the settings of `SquareEach`. Prints one line of JSON for each: the exit code of a command and the object that it printed.
+reads one command in each line, as JSON: a list of arguments; or a number: seconds after which an executor is killed while
+the next command runs; or the settings of `SquareEach`. It prints one line of JSON for each: the exit code of a command and
+the object that it printed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -15,10 +17,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import psutil
@@ -46,33 +50,102 @@ class Ran(NamedTuple):
     errors: str
 
 
+class _Application:
+    """A running application."""
+
+    def __init__(self, executors: int, settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for what Spark prints, until it ends
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.on_a_cluster",
+                json.dumps({"executors": executors, "settings": dict(settings)}),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **environment},
+        )
+        self._printed: SimpleQueue[str] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"exit_code"'):
+                self._printed.put(line)
+        self._printed.put("")
+
+    def run(self, command: Sequence[str] | float | Mapping[str, Any], seconds: float) -> list[Ran]:
+        """Run a command; a number runs with the next one. Raises `AssertionError` if the application ends before."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(command)}\n")
+        self._process.stdin.flush()
+        if isinstance(command, float | int):
+            return []
+        try:
+            line = self._printed.get(timeout=seconds)
+        except Empty:
+            line = ""
+        if not line:
+            self._log.seek(0)
+            said = self._log.read()[-6000:].decode(errors="replace")
+            raise AssertionError(f"the application ended, or did not finish {command} within {seconds} s\n{said}")
+        return [Ran(**json.loads(line))]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the application."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+_shared: list[_Application] = []
+
+
+def _shared_application() -> _Application:
+    """The application of this process of pytest: a start costs ten seconds."""
+    if not _shared or not _shared[0].is_alive:
+        _shared.clear()
+        _shared.append(_Application(2, {}, {}))
+        atexit.register(_shared[0].stop)
+    return _shared[0]
+
+
 def on_a_cluster(
-    folder: Path,
     *commands: Sequence[str] | float | Mapping[str, Any],
     executors: int = 2,
     settings: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
-    seconds: int = 240,
+    seconds: float = 240,
 ) -> list[Ran]:
-    """Run commands in an application of their own. A number: seconds after which an executor is killed while the next
-    command runs."""
-    file = folder / "commands.json"
-    file.write_text(json.dumps({"executors": executors, "settings": dict(settings or {}), "commands": commands}))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.on_a_cluster", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, **(environment or {})},
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"exit_code"')]
-    expected = sum(not isinstance(one, float | int) for one in commands)
-    assert len(lines) == expected, (
-        f"{len(lines)} of {expected} commands ran\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-    )
-    return [Ran(**json.loads(line)) for line in lines]
+    """Run commands in an application: one of their own if they change it. A number: seconds after which an executor is
+    killed while the next command runs."""
+    if (
+        executors == 2
+        and not settings
+        and not environment
+        and not any(isinstance(one, float | int) for one in commands)
+    ):
+        application = _shared_application()
+        return [ran for one in commands for ran in application.run(one, seconds)]
+    application = _Application(executors, settings or {}, environment or {})
+    try:
+        return [ran for one in commands for ran in application.run(one, seconds)]
+    finally:
+        application.stop()
 
 
 @dataclass(frozen=True)
@@ -110,18 +183,17 @@ def _squares(given: Mapping[str, Any]) -> Ran:
     return Ran(0, told, "")
 
 
-def _main(file: Path) -> None:
+def _main(given: Mapping[str, Any]) -> None:
     from pyspark.sql import SparkSession
 
     from statekeeper.statestore.cli import main
 
-    given = json.loads(file.read_text())
     builder = SparkSession.builder.master(f"local-cluster[{given['executors']},1,512]").appName("a test")
     for name, value in {**SETTINGS, **given["settings"]}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     kill_after: float | None = None
-    for command in given["commands"]:
+    for command in map(json.loads, sys.stdin):
         if isinstance(command, float | int):
             kill_after = command
             continue
@@ -156,4 +228,4 @@ def _kill_an_executor() -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(json.loads(sys.argv[1]))

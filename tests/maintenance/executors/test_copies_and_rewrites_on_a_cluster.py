@@ -76,7 +76,7 @@ def here(*commands: Sequence[str]) -> list[Ran]:
 
 
 def on_the_cluster(folder: Path, *commands: Sequence[str], **how: Any) -> list[Ran]:
-    return on_a_cluster(folder, *([*one, *ON_A_CLUSTER] for one in commands), **how)
+    return on_a_cluster(*([*one, *ON_A_CLUSTER] for one in commands), **how)
 
 
 def require_same(commands: Sequence[Sequence[str]], found: Sequence[Ran], expected: Sequence[Ran]) -> None:

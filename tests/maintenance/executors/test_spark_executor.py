@@ -74,7 +74,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     snapshot = ["snapshot", str(folder / "damaged"), "--all", *FULL]
     cluster = ["--executor", "spark"]
     ran = on_a_cluster(
-        folder,
         *([*one, *cluster] for one in verbs(folder / "remote")),
         *2 * [[*snapshot, *cluster]],
         {"items": 12, "task": {"deadly": 5}},
@@ -139,13 +138,12 @@ def test_a_killed_executor_loses_no_store(tmp_path: Path) -> None:
     root = str(tmp_path / "root")
     taken, audited = (
         on_a_cluster(
-            tmp_path,
             ["audit", root, "--deep", "--executor", "spark"],  # starts the Python workers
             1.0,
             ["snapshot", root, "--all", *FULL, "--executor", "spark"],
             executors=3,
         )[1:]
-        + on_a_cluster(tmp_path, ["audit", root, "--deep", "--executor", "spark"])
+        + on_a_cluster(["audit", root, "--deep", "--executor", "spark"])
     )
     assert taken.exit_code == 0, taken.errors
     assert len(taken.printed["taken"]) == 60
@@ -166,7 +164,6 @@ def test_speculative_attempts_leave_one_right_snapshot_of_each_store(tmp_path: P
         "spark.speculation.minTaskRuntime": "0ms",
     }
     taken, audited = on_a_cluster(
-        tmp_path,
         ["snapshot", root, "--all", *FULL, "--executor", "spark"],
         ["audit", root, "--deep", "--executor", "spark"],
         executors=3,
@@ -185,7 +182,6 @@ def test_one_damaged_store_of_500_is_named_and_the_others_have_snapshots(tmp_pat
     many.storage.replace(bad.changelog(many.versions[-1][321]), b"damage")
     root = str(tmp_path / "root")
     taken, audited = on_a_cluster(
-        tmp_path,
         ["snapshot", root, "--all", *FULL, "--executor", "spark"],
         ["audit", root, "--deep", "--executor", "spark"],
     )
