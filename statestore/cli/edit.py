@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.cli.common import Opened, executor_option, root_argument
+from statekeeper.statestore.cli.common import Opened, root_argument
 from statekeeper.statestore.cli.rewrites import Execution, rewrite_options, run_rewrite
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 
@@ -15,7 +15,6 @@ from statekeeper.statestore.maintenance.verbs.edit import Edit
 @click.command()
 @root_argument
 @rewrite_options(Edit, "edit", undo="the query has committed a batch")
-@executor_option
 def edit(root: Opened, execution: Execution, **given: Any) -> None:
     """Show the rows of the state that an edit changes; with --apply, change them.
 

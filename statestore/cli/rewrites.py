@@ -18,6 +18,7 @@ from statekeeper.statestore.cli.common import (
     TALK,
     Opened,
     Output,
+    executor_option,
     memory_option,
     output_option,
     progress_bar,
@@ -33,7 +34,13 @@ from statekeeper.statestore.maintenance.rewrites.engine import Progress, Progres
 from statekeeper.statestore.maintenance.verbs.contract import Verb, perform, prepare
 from statekeeper.statestore.maintenance.verbs.rewrite import OfStoppedQuery, Revert, Rollback
 
-_ITEMS = {RewritePhase.VERIFIED: "rows verified", RewritePhase.READ: "rows read", RewritePhase.SNAPSHOTS: "stores"}
+_ITEMS = {
+    RewritePhase.VERIFIED: "rows verified",
+    RewritePhase.READ: "rows read",
+    RewritePhase.SORTED: "stores sorted",
+    RewritePhase.BUILT: "snapshots built",
+    RewritePhase.SNAPSHOTS: "stores",
+}
 """What a progress bar counts in a phase."""
 
 
@@ -84,6 +91,7 @@ def rewrite_options(
         ),
         stopped_option(texts.get("stopped", required)),
         scratch_option,
+        executor_option,
         workers_option,
         memory_option,
         output_option,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
-from statekeeper.statestore.cli.common import Opened, executor_option, root_argument
+from statekeeper.statestore.cli.common import Opened, root_argument
 from statekeeper.statestore.cli.rewrites import Execution, rewrite_options, run_rewrite
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 
@@ -22,7 +22,6 @@ from statekeeper.statestore.maintenance.verbs.switch import Switch
     stopped="Required for --apply and --abort. Exception: for a job on pipelines, you can omit this option if its newest "
     "batch is committed. You must still stop the job.",
 )
-@executor_option
 def switch(root: Opened, execution: Execution, **given: Any) -> None:
     """Show the plan to move a checkpoint from structure V1 to V2, or back; with --apply, execute it.
 

@@ -29,6 +29,9 @@
         aside/<run>/<path>      quarantine: the original of a file that a repair or a switchover moved or changed
         aside/<run>.json        the position of the query at that time
         switchover/<number>/begun.json, ended.json, made-<operator>-<partition>-<store>.json
+        tmp/                    unfinished files; listings of parent folders omit them
+            rewrite/<run>/<operator>-<store>/<part>-<number>-<attempt>.rows, .snapshot, .json
+                                what the tasks of a rewrite on a cluster hand to each other
 
 Batch N turns version N into version N+1; version 0 is empty and has no file (SPARK-43421, SPARK-49374).
 """
@@ -62,6 +65,10 @@ VERIFIED = f"{CONTROL}/verified.json"
 DRILLS = f"{CONTROL}/drills.json"
 QUARANTINE = f"{CONTROL}/aside"
 SWITCHOVERS = f"{CONTROL}/switchover"
+TEMPORARY = "_statekeeper/tmp"
+"""Listings of other folders omit it."""
+HANDED_OVER = f"{TEMPORARY}/rewrite"
+_HANDED = re.compile(r"(?P<part>[a-z]+)-(?P<number>[0-9]{1,10})-(?P<attempt>[0-9a-f-]{36})\.(?P<suffix>[a-z]+)")
 DEFAULT_STORE = "default"
 TABLES = "SSTs/"
 """Folder of a store's tables, below the store's folder."""
@@ -466,3 +473,20 @@ def parse_history(path: str) -> tuple[str, str] | None:
 def outcome_of(plan: str) -> str:
     """Return the path of the outcome for a plan's record."""
     return plan.removesuffix(".plan.jsonl") + ".outcome.jsonl"
+
+
+def handed_over(run: str, operator: int | None = None, store: str = DEFAULT_STORE) -> str:
+    """Return the folder of what the tasks of a rewrite hand to each other: of all stores, or of an operator's store."""
+    folder = f"{HANDED_OVER}/{run}"
+    return folder if operator is None else f"{folder}/{operator}-{store}"
+
+
+def handed(part: str, number: int, attempt: str, suffix: str) -> str:
+    """Return the name of a file in such a folder: of an attempt at one item of a part of the work."""
+    return f"{part}-{number}-{attempt}.{suffix}"
+
+
+def parse_handed(path: str) -> tuple[str, int, str, str] | None:
+    """Return the part, the number, the attempt and the suffix of such a path or file name; None for another name."""
+    match = _HANDED.fullmatch(path.rpartition("/")[2])
+    return (match["part"], int(match["number"]), match["attempt"], match["suffix"]) if match else None

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Never, Protocol
 
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, ObjectMissing, SourceChanged, UnsafePath
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.limits import DEFAULT_LIMITS, SizeLimits, how_to_read
 from statekeeper.statestore.storage.omissions import Omissions
 from statekeeper.statestore.storage.paths import is_below
 
-TEMP_FOLDER = "_statekeeper/tmp"
+TEMP_FOLDER = names.TEMPORARY
 DELETE_BATCH = 1000
 """Names in one delete request; the maximum of S3."""
 

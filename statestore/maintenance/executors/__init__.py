@@ -9,6 +9,14 @@ two hosts at the same time: it writes under names of its own, or with create-if-
 There are two implementations: `LocalExecutor`, the default, and `spark.SparkExecutor`.
 """
 
-from statekeeper.statestore.maintenance.executors.base import MEMORY_BYTES, Ended, Executor, LocalExecutor, Place, Task
+from statekeeper.statestore.maintenance.executors.base import (
+    MEMORY_BYTES,
+    Ended,
+    Executor,
+    LocalExecutor,
+    Place,
+    Task,
+    results_of,
+)
 
-__all__ = ["MEMORY_BYTES", "Ended", "Executor", "LocalExecutor", "Place", "Task"]
+__all__ = ["MEMORY_BYTES", "Ended", "Executor", "LocalExecutor", "Place", "Task", "results_of"]

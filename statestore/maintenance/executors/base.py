@@ -115,3 +115,28 @@ class LocalExecutor:
             memory_bytes=self.memory_bytes,
         )
         in_pool(lambda item: task(item, place), items, ended, workers=at_a_time)
+
+
+def results_of(
+    executor: Executor,
+    task: Task[Item, Result],
+    items: Sequence[Item],
+    told: Callable[[Item, Result], None] = lambda item, result: None,
+) -> list[Result]:
+    """Run a task for each item as `Executor.map`. Return the results in the order of the items, and call `told` after each.
+    If an item fails, the others are completed, and the first error is raised."""
+    numbers = {id(item): number for number, item in enumerate(items)}
+    results: dict[int, Result] = {}
+    failed: list[StatekeeperError] = []
+
+    def ended(item: Item, outcome: Result | StatekeeperError) -> None:
+        if isinstance(outcome, StatekeeperError):
+            failed.append(outcome)
+            return
+        results[numbers[id(item)]] = outcome
+        told(item, outcome)
+
+    executor.map(task, items, ended)
+    if failed:
+        raise failed[0]
+    return [results[number] for number in range(len(items))]

@@ -92,7 +92,7 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
         )
 
     def plan(self, run: Run) -> MigrationPlan:
-        """Restores the stores of dropped operators below `run.scratch`, to count their rows. Raises as `migration.gather`
+        """Restores the stores of dropped operators in the scratch folder, to count their rows. Raises as `migration.gather`
         and `migration.counted`."""
         goal = self.goal(run)
         blueprint, destination = run.open_other(self.blueprint), run.open_other(self.destination)
@@ -101,9 +101,7 @@ class Migrate(OfStoppedQuery[MigrationPlan]):
         matched = migration.match(facts, goal)
         dropped = tuple(migration.DroppedOperator(operator=one) for one in matched.dropped)
         if dropped and facts.old.facts.stopped.batch is not None and facts.half_done is None and not facts.completed:
-            dropped = migration.counted(
-                run.storage, facts.old.facts, matched.dropped, scratch=run.scratch, clock=run.clock, ids=run.by.ids
-            )
+            dropped = migration.counted(run.storage, facts.old.facts, matched.dropped, run.executor)
         return migration.plan(facts, goal, matched, dropped, run.storage, self.for_spark)
 
     def run_of_journal(self, run: Run) -> Run:

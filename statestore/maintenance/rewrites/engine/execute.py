@@ -16,6 +16,7 @@ from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, RewriteJournal, RewriteKind
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, ProgressCallback, RewritePhase
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import delete_handed
 from statekeeper.statestore.maintenance.rewrites.engine.steps import P, RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import AuditPolicy, FindingKind
@@ -127,6 +128,7 @@ def _end(steps: RewriteSteps[P], work: Rewriting, planned: P, policy: AuditPolic
     steps.release(work, planned)
     # The record of the last retention pass names old snapshots and partitions.
     storage.delete([names.RETAINED])
+    delete_handed(work)
     journal.end(storage, begun, Ending.SWITCHED)
     if breaks:
         raise RefusedAsUnsafe(

@@ -143,6 +143,8 @@ class RewritePhase(Enum):
     BEGUN = "journal opened"
     CLEARED = "files that would conflict with the new structure are in quarantine"
     READ = "rows of the savepoint read"
+    SORTED = "rows sorted by partition"
+    BUILT = "snapshots built"
     SNAPSHOTS = "snapshots made"
     COMMIT = "newest commit rewritten"
     APPENDED = "batch without rows appended"

@@ -13,7 +13,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, Rew
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.rewrites.engine.commit import require_no_attempt
 from statekeeper.statestore.maintenance.rewrites.engine.model import ProgressCallback, RewritePhase
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import tables_of
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import delete_handed, tables_of
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.storage import Storage
 
@@ -71,10 +71,11 @@ def _reverse(steps: RewriteSteps[Any], work: Rewriting) -> None:
     # Delete zips before tables, so that no zip names a missing table.
     storage.delete(steps.own_snapshots(work))
     work.still_held()
-    tables = {store.table_file(name) for store, of_store in files.items() for name in tables_of(begun, of_store)}
+    tables = {store.table_file(name) for store, of_store in files.items() for name in tables_of(begun.run, of_store)}
     tables |= {store.table_file(name) for store, made in work.made.items() for name in made.tables}
     storage.delete(sorted(tables))
     steps.clean_up_restored(work)
+    delete_handed(work)
     journal.end(storage, begun, Ending.ABORTED)
     # A run that lost its lease without noticing may have published a snapshot since: see `make_each`.
     storage.delete(sorted(store.snapshot(one) for store, one in begun.built.items() if one.id is not None))

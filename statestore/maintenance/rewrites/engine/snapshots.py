@@ -162,18 +162,27 @@ def withdraw_if_late(storage: Storage, begun: Begun, store: StorePath) -> None:
         storage.delete([path])
 
 
-def table_name(begun: Begun, local_name: str) -> str:
-    """Return the name of a table of a rewrite that makes all its tables itself."""
-    return f"{local_name}{_ending(begun)}"
+def table_name(run: str, local_name: str, attempt: str | None = None) -> str:
+    """Return the name of a table of a rewrite that makes all its tables itself. `run`: of its journal; `attempt`: the id of
+    one of several attempts at the same time, whose tables differ."""
+    return f"{local_name}{'' if attempt is None else f'-{attempt}'}{_ending(run)}"
 
 
-def tables_of(begun: Begun, files: StoreFiles) -> tuple[str, ...]:
-    """Return the tables of a store with such names, whether a snapshot names them or not."""
-    return tuple(sorted(name for name in files.tables if name.endswith(_ending(begun))))
+def tables_of(run: str, files: StoreFiles) -> tuple[str, ...]:
+    """Return the tables of a store with such names, of all attempts, whether a snapshot names them or not."""
+    return tuple(sorted(name for name in files.tables if name.endswith(_ending(run))))
 
 
-def _ending(begun: Begun) -> str:
-    return f"-{begun.run}.sst"
+def _ending(run: str) -> str:
+    return f"-{run}.sst"
+
+
+def delete_handed(work: Rewriting) -> None:
+    """Delete what the tasks of this rewrite have handed to each other: an interrupted run leaves it. One listing.
+
+    A task that runs longer than the process that started it may write there once more; retention deletes that.
+    """
+    work.storage.delete([entry.path for entry in work.storage.list(names.handed_over(work.begun.run))])
 
 
 def _require_open(work: Rewriting, store: StorePath) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.checkpoint.origin import Origin
@@ -16,6 +16,8 @@ from statekeeper.statestore.contents.file_logs import positions_at
 from statekeeper.statestore.contents.rows import Contents, Layout, opened
 from statekeeper.statestore.format import logs, names, operators
 from statekeeper.statestore.format.families import family_texts, watermark_columns
+from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.maintenance import executors
 from statekeeper.statestore.maintenance.copies.clones.model import Part, part_of
 from statekeeper.statestore.maintenance.rewrites import whole_stores
 from statekeeper.statestore.maintenance.rewrites.migration.model import DroppedOperator, MigrationFacts, Place, Side
@@ -66,25 +68,42 @@ def gather(
     )
 
 
+@dataclass(frozen=True)
+class CountEach:
+    """The task that counts the rows of a store, for which it restores it."""
+
+    contents: Contents
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.contents.storage,)
+
+    def __call__(self, item: tuple[StorePath, Layout], place: executors.Place) -> int:
+        """Raises as `contents.rows.opened`."""
+        store, layout = item
+        with opened(
+            self.contents, store, layout, scratch=place.folder, clock=place.clock, ids=place.ids
+        ) as opened_store:
+            return sum(len(pairs.keys) for pairs in opened_store.pairs())
+
+
 def counted(
-    old: Storage, facts: RewriteFacts, dropped: Sequence[OperatorFacts], *, scratch: Path, clock: Clock, ids: Ids
+    old: Storage, facts: RewriteFacts, dropped: Sequence[OperatorFacts], executor: executors.Executor
 ) -> tuple[DroppedOperator, ...]:
-    """Count the rows of operators, for which each of their stores is restored below `scratch`. Raises as
-    `contents.rows.opened`."""
-    stopped = facts.stopped
-    stores = {one.store: one.head for one in stopped.stores}
+    """Count the rows of operators. Raises as `CountEach`."""
+    stopped, layouts = facts.stopped, {operator.operator: operator.layouts for operator in dropped}
+    stores = {one.store: one.head for one in stopped.stores if one.store.operator in layouts}
     assert stopped.batch is not None
     contents = Contents(storage=old, batch=stopped.batch, stores=stores, origin=stopped.origin, conf=stopped.conf)
-    found = []
-    for operator in dropped:
-        rows = 0
-        for store in (store for store in stores if store.operator == operator.operator):
-            layout = operator.layouts.get(store.store)
-            assert isinstance(layout, Layout)
-            with opened(contents, store, layout, scratch=scratch, clock=clock, ids=ids) as opened_store:
-                rows += sum(len(pairs.keys) for pairs in opened_store.pairs())
-        found.append(DroppedOperator(operator=operator, rows=rows))
-    return tuple(found)
+    items = []
+    for store in stores:
+        layout = layouts[store.operator].get(store.store)
+        assert isinstance(layout, Layout)
+        items.append((store, layout))
+    rows = Counter[int]()
+    for (store, _), count in zip(items, executors.results_of(executor, CountEach(contents), items), strict=True):
+        rows[store.operator] += count
+    return tuple(DroppedOperator(operator=operator, rows=rows[operator.operator]) for operator in dropped)
 
 
 def _with_offsets(storage: Storage, facts: RewriteFacts) -> RewriteFacts:

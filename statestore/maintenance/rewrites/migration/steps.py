@@ -24,7 +24,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteStep
 from statekeeper.statestore.maintenance.rewrites.migration.model import MigrationPlan, NewFile
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import new_versions
-from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import rebuild
+from statekeeper.statestore.maintenance.rewrites.whole_stores.rebuild import rebuild
 from statekeeper.statestore.root.binding import encode_binding
 from statekeeper.statestore.storage import Storage, at_once, read_or_none
 from statekeeper.statestore.store.engine.scratch import work_folder

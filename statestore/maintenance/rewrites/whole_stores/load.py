@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,7 @@ from statekeeper.statestore.format.partition_keys import PartitionRule, key_hash
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.ragged import Counts
 from statekeeper.statestore.format.snapshot import SnapshotMetadata, read_snapshot
+from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.savepoints.record import File
 from statekeeper.statestore.maintenance.copies.savepoints.saved import Columns, Saved, SavedPart, SavedTable, columns_of
@@ -36,6 +36,7 @@ from statekeeper.statestore.maintenance.copies.savepoints.write import (
     state_rows,
     table_of,
 )
+from statekeeper.statestore.maintenance.executors import Place, results_of
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, Progress, ProgressCallback, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     Incoming,
@@ -180,8 +181,6 @@ def _tables(saved: Saved) -> dict[tuple[int, str, str | None], SavedTable]:
     return {table.place: table for table in saved.tables}
 
 
-Item = TypeVar("Item")
-
 _ROWS = 16_384
 """Rows in memory at a time, by worker, as Python objects."""
 _REPORTS = 20
@@ -190,12 +189,36 @@ _HINT = "make the savepoint again, or restore its file from a backup"
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A partition of a table, with the id of its family in the stores of the checkpoint."""
+class LoadedPart:
+    """A partition of a table, with the id of its family in the stores of the checkpoint, and the number of partitions of
+    the store that gets its rows."""
 
     incoming: Incoming
     saved: SavedPart
     number: int | None
+    targets: int
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows, by the manifest."""
+        return self.saved.part.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the parts of a savepoint are read: `key_groups` of the savepoint of an own root, and how the new rows are
+    encoded."""
+
+    storage: Storage
+    key_groups: int | None
+    conf: StateConf
+
+    @classmethod
+    def of(cls, planned: RewritePlan) -> Reading:
+        """Return how the savepoint of a load is read."""
+        assert planned.load is not None
+        load = planned.load
+        return cls(storage=load.storage, key_groups=load.saved.key_groups, conf=planned.conf)
 
 
 class RowProgress:
@@ -217,6 +240,24 @@ class RowProgress:
                 self._progress(Progress(phase=self._phase, done=self._done, of=self._of))
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifyEach:
+    """The task that reads a part of a savepoint. `counted`: of an executor in this process: counts the rows while they are
+    read."""
+
+    reading: Reading
+    counted: RowProgress | None = None
+
+    @property
+    def storages(self) -> Sequence[Storage]:
+        return (self.reading.storage,)
+
+    def __call__(self, part: LoadedPart, place: Place) -> None:
+        with work_folder(place.scratch, "load") as folder:
+            for _ in pieces(self.reading, part, folder, RowsDigest(), self.counted):
+                pass
+
+
 def require_intact(
     storage: Storage, planned: RewritePlan, machine: Machine, progress: ProgressCallback = lambda _: None
 ) -> None:
@@ -224,20 +265,11 @@ def require_intact(
 
     Raises `CorruptFile`, `SchemaMismatch`, `UnknownPartitioning`, `UnknownFormatVersion`, `StorageError`, `LocalDiskFull`.
     """
-    assert planned.load is not None
-    load = planned.load
-    parts = [
-        (group, part) for group in planned.groups for part in _parts(group, _numbers(group, _bases(storage, group)))
-    ]
-
+    parts = [part for group in planned.groups for part in parts_of(storage, group)[0]]
     verified = RowProgress(progress, RewritePhase.VERIFIED, planned.rows)
-
-    def verify(item: tuple[StoreGroup, _Part], folder: Path) -> None:
-        group, part = item
-        for _ in _pieces(load, group, part, planned, folder, RowsDigest(), verified):
-            pass
-
-    _each(parts, verify, machine)
+    executor = machine.executor
+    task = VerifyEach(reading=Reading.of(planned), counted=verified if executor.is_here else None)
+    results_of(executor, task, parts, lambda part, _: None if executor.is_here else verified.add(part.rows))
 
 
 def read_savepoint(
@@ -245,25 +277,24 @@ def read_savepoint(
 ) -> Sequence[Source]:
     """Add the rows of a group's tables to the spool, and count them in `read`. Return their digests, and the snapshots of
     the checkpoint that name the column families. Raises as `require_intact`."""
-    assert planned.load is not None
-    load, bases, digests = planned.load, _bases(storage, group), list[RowsDigest]()
+    reading, digests = Reading.of(planned), list[RowsDigest]()
+    parts, bases = parts_of(storage, group)
 
-    def work(part: _Part, folder: Path) -> None:
+    def work(part: LoadedPart) -> None:
         digest = RowsDigest()
-        with spool.lend() as lent, lent.writing() as rows:
-            rows.add(_pieces(load, group, part, planned, folder, digest, read))
+        with work_folder(machine.scratch, "load") as folder, spool.lend() as lent, lent.writing() as rows:
+            rows.add(pieces(reading, part, folder, digest, read))
         digests.append(digest)
 
-    _each(list(_parts(group, _numbers(group, bases))), work, machine)
+    results_in_pool(work, parts, workers=machine.workers)
     return [*(Source(digest, None) for digest in digests), *(Source(RowsDigest(), base) for base in bases)]
 
 
-def _each(items: Sequence[Item], work: Callable[[Item, Path], None], machine: Machine) -> None:
-    def in_folder(item: Item) -> None:
-        with work_folder(machine.scratch, "load") as folder:
-            work(item, folder)
-
-    results_in_pool(in_folder, items, workers=machine.workers)
+def parts_of(storage: Storage, group: StoreGroup) -> tuple[list[LoadedPart], list[SnapshotMetadata]]:
+    """Return the parts of the tables of a group, and the snapshots of the checkpoint that name the column families. One
+    request for each partition of a store with families. Raises `UnknownFormatVersion`, `CorruptFile`, `StorageError`."""
+    bases = _bases(storage, group)
+    return list(_parts(group, _numbers(group, bases))), bases
 
 
 def _bases(storage: Storage, group: StoreGroup) -> list[SnapshotMetadata]:
@@ -295,38 +326,35 @@ def _numbers(group: StoreGroup, bases: Sequence[SnapshotMetadata]) -> Mapping[st
     return numbers
 
 
-def _parts(group: StoreGroup, numbers: Mapping[str, int]) -> Iterator[_Part]:
+def _parts(group: StoreGroup, numbers: Mapping[str, int]) -> Iterator[LoadedPart]:
     for incoming in group.incoming:
         family = incoming.table.family
         number = None if family is None else numbers.get(family)
-        yield from (_Part(incoming, saved, number) for saved in incoming.table.parts)
+        # A part needs not know the others, of which a large savepoint has many.
+        alone = replace(incoming, table=replace(incoming.table, parts=()))
+        yield from (LoadedPart(alone, saved, number, len(group.targets)) for saved in incoming.table.parts)
 
 
-def _pieces(
-    load: Load,
-    group: StoreGroup,
-    part: _Part,
-    planned: RewritePlan,
-    folder: Path,
-    digest: RowsDigest,
-    counted: RowProgress,
+def pieces(
+    reading: Reading, part: LoadedPart, folder: Path, digest: RowsDigest, counted: RowProgress | None
 ) -> Iterator[Piece]:
-    """Encode the rows of a part, and find the target of each. Raises an error after the last piece if the rows differ from
-    the manifest."""
+    """Encode the rows of a part, and find the target of each. Its files are downloaded to `folder`. Raises an error after
+    the last piece if the rows differ from the manifest."""
     incoming = part.incoming
     table = _table_of(incoming)
-    for rows, counts in _whole_lists(_verified(load.storage, part, table, folder), part):
+    for rows, counts in _whole_lists(_verified(reading.storage, part, table, folder), part):
         keys, values = state_rows(table, rows)
         if counts is not None:
             starts = np.cumsum(counts) - counts
             keys = keys.take(pa.array(starts))
-        keys, targets = _placed_by_key_group(load, group, part, keys)
+        keys, targets = _placed_by_key_group(reading, part, keys)
         encoded = encode_keys(keys, incoming.layout, part.number)
         if targets is None:
-            targets = _placed(group, part, encoded)
-        with_values = encode_values(encoded, values, counts, incoming.layout, planned.conf)
+            targets = _placed(part, encoded)
+        with_values = encode_values(encoded, values, counts, incoming.layout, reading.conf)
         digest.add(zip(encoded, with_values, strict=True))
-        counted.add(rows.num_rows)
+        if counted is not None:
+            counted.add(rows.num_rows)
         yield targets, encoded, with_values
 
 
@@ -336,7 +364,7 @@ def _table_of(incoming: Incoming) -> Table:
     return table_of(saved.operator, saved.operator_name, saved.store, saved.family, layout)
 
 
-def _verified(storage: Storage, part: _Part, table: Table, folder: Path) -> Iterator[pa.RecordBatch]:
+def _verified(storage: Storage, part: LoadedPart, table: Table, folder: Path) -> Iterator[pa.RecordBatch]:
     """Iterate over the rows of a part. The last step compares their number and digest."""
     found, expected = 0, part.saved.part
     for file in expected.files:
@@ -374,7 +402,7 @@ def _batches(storage: Storage, file: File, table: Table, folder: Path) -> Iterat
         )
 
 
-def _whole_lists(batches: Iterator[pa.RecordBatch], part: _Part) -> Iterator[tuple[pa.RecordBatch, Counts | None]]:
+def _whole_lists(batches: Iterator[pa.RecordBatch], part: LoadedPart) -> Iterator[tuple[pa.RecordBatch, Counts | None]]:
     """Iterate over rows, or over whole lists with the number of elements of each key."""
     left: pa.RecordBatch | None = None
     for batch in batches:
@@ -392,7 +420,7 @@ def _whole_lists(batches: Iterator[pa.RecordBatch], part: _Part) -> Iterator[tup
         yield left, _counts(left, part)
 
 
-def _counts(rows: pa.RecordBatch, part: _Part) -> Counts:
+def _counts(rows: pa.RecordBatch, part: LoadedPart) -> Counts:
     """Return the length of each list. Require that its elements are numbered from 0."""
     column = rows.column("element")
     elements = column.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -408,27 +436,25 @@ def _counts(rows: pa.RecordBatch, part: _Part) -> Counts:
     return counts
 
 
-def _placed(group: StoreGroup, part: _Part, keys: Sequence[bytes]) -> Partitions:
+def _placed(part: LoadedPart, keys: Sequence[bytes]) -> Partitions:
     assert part.incoming.rule is not None
     rule = part.incoming.rule
     hashes = key_hashes(keys, rule)
     in_part = replace(rule, store=replace(rule.store, partition=part.saved.partition))
     require_partition(hashes, in_part, part.incoming.table.partitions)
-    return partitions_of(hashes, len(group.targets))
+    return partitions_of(hashes, part.targets)
 
 
-def _placed_by_key_group(
-    load: Load, group: StoreGroup, part: _Part, keys: pa.Table
-) -> tuple[pa.Table, Partitions | None]:
+def _placed_by_key_group(reading: Reading, part: LoadedPart, keys: pa.Table) -> tuple[pa.Table, Partitions | None]:
     """Give each key of an own root its key group in the checkpoint, and find its partition. A native key stays as it is."""
     key_groups = part.incoming.key_groups
     if key_groups is None:
         return keys, None
-    assert load.saved.key_groups is not None
+    assert reading.key_groups is not None
     # The index of a time has it before the key columns.
     prefix = len(part.incoming.layout.front)
     hashes = row_hashes(keys.select(range(prefix, keys.num_columns)))
-    if (partitions_of(hashes, load.saved.key_groups) != keys.column(0).to_numpy()).any():
+    if (partitions_of(hashes, reading.key_groups) != keys.column(0).to_numpy()).any():
         raise UnknownPartitioning(
             f"partition {part.saved.partition} has a key whose key group is not the hash of its columns; nothing "
             f"was written",
@@ -438,4 +464,4 @@ def _placed_by_key_group(
     groups = partitions_of(hashes, key_groups.count)
     column = pa.array(groups.astype(np.int32), pa.int32())
     moved = pa.Table.from_arrays([column, *keys.columns[1:]], schema=keys.schema)
-    return moved, key_groups.partitions_of(groups.astype(np.int64), len(group.targets)).astype(np.int32)
+    return moved, key_groups.partitions_of(groups.astype(np.int64), part.targets).astype(np.int32)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import UnknownFormatVersion
 from statekeeper.statestore.base.workers import Caller, results_in_pool
 from statekeeper.statestore.format.family_rows import family_id
@@ -17,6 +18,7 @@ from statekeeper.statestore.format.murmur3 import partitions_of
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.partition_keys import key_hashes, require_partition
 from statekeeper.statestore.format.snapshot import SnapshotMetadata
+from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, StoppedStore
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     ByFamily,
@@ -31,6 +33,7 @@ from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
+from statekeeper.statestore.store.loading.loaded import Restored
 from statekeeper.statestore.store.loading.loader import Loader
 
 BLOCK_BYTES = 4096
@@ -75,6 +78,11 @@ class Moves:
     targets: int
     conversion: Conversion | ByFamily | None
 
+    @classmethod
+    def of(cls, group: StoreGroup) -> Moves:
+        """Return the moves of a group."""
+        return cls(group.rules, len(group.sources), len(group.targets), group.conversion)
+
 
 def read(
     storage: Storage,
@@ -91,16 +99,11 @@ def read(
     its rows by something else, such as a function of the key. Raises as `Loader.restore`; `UnknownFormatVersion` for a
     column family without a name, `CorruptFile`.
     """
-    moves = Moves(group.rules, len(group.sources), len(group.targets), group.conversion)
+    moves, share_bytes = Moves.of(group), machine.memory_bytes // machine.workers
 
     def work(fact: StoppedStore) -> Source:
-        limits = EngineLimits(block_bytes=BLOCK_BYTES, replay_bytes=machine.memory_bytes // (2 * machine.workers))
-        place = folder / f"source-{fact.store.partition}"
-        cache = LocalCopyFolder(place / "store", limits, machine.ids)
-        loader = Loader(
-            fact.store, storage, cache, limits, clock=machine.clock, lock_timeout_seconds=0, conf=planned.conf
-        )
-        restored = loader.restore(fact.head, place / "database")
+        place, limits = folder / f"source-{fact.store.partition}", _limits(share_bytes)
+        restored = _restored(storage, fact, place, planned.conf, limits, machine.clock, machine.ids)
         families = {} if restored.base is None else restored.base.column_families
         with restored.database as database, spool.lend() as part:
             if call.is_here:
@@ -111,6 +114,38 @@ def read(
             return Source(call(_spooled, closed.open, part, moves, families, fact.store), restored.base)
 
     return results_in_pool(work, group.sources, workers=machine.workers, interrupt=call.end)
+
+
+def read_one(
+    storage: Storage,
+    fact: StoppedStore,
+    moves: Moves,
+    part: Part,
+    folder: Path,
+    *,
+    conf: StateConf,
+    share_bytes: int,
+    clock: Clock,
+    ids: Ids,
+) -> Source:
+    """Restore one partition below `folder`, and add its rows to a part of a spool. `share_bytes`: the memory for it.
+    Raises as `read`."""
+    restored = _restored(storage, fact, folder, conf, _limits(share_bytes), clock, ids)
+    families = {} if restored.base is None else restored.base.column_families
+    with restored.database as database:
+        return Source(_spooled(lambda: nullcontext(database), part, moves, families, fact.store), restored.base)
+
+
+def _limits(share_bytes: int) -> EngineLimits:
+    return EngineLimits(block_bytes=BLOCK_BYTES, replay_bytes=share_bytes // 2)
+
+
+def _restored(
+    storage: Storage, fact: StoppedStore, folder: Path, conf: StateConf, limits: EngineLimits, clock: Clock, ids: Ids
+) -> Restored:
+    cache = LocalCopyFolder(folder / "store", limits, ids)
+    loader = Loader(fact.store, storage, cache, limits, clock=clock, lock_timeout_seconds=0, conf=conf)
+    return loader.restore(fact.head, folder / "database")
 
 
 def _spooled(

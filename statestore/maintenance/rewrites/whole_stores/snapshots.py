@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -31,7 +32,13 @@ from statekeeper.statestore.maintenance.rewrites.whole_stores.model import (
     StoreGroup,
 )
 from statekeeper.statestore.maintenance.rewrites.whole_stores.read import BLOCK_BYTES, ClosedDatabase, Source, read
-from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import OpenPart, Part, SharedSpool, Spool, rows_of
+from statekeeper.statestore.maintenance.rewrites.whole_stores.spool import (
+    OpenPart,
+    ReadablePart,
+    SharedSpool,
+    Spool,
+    rows_of,
+)
 from statekeeper.statestore.maintenance.upkeep import snapshot
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.store.engine.rocks import Database, EngineLimits, translated
@@ -64,8 +71,57 @@ class NewDatabases:
         return self.folder / f"target-{target.partition}"
 
     def captured(self, target: StorePath) -> Path:
-        """The folder with links to the files of a snapshot. With column families, `RocksDbSnapshots` makes it."""
+        """The folder with links to the files of a snapshot. With column families, `upload` makes it."""
         return self.folder / f"captured-{target.partition}"
+
+    def closed(self, path: Path, conf: StateConf) -> ClosedDatabase:
+        """A database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
+        delimiter = None if self.families is None else conf.merge_delimiter
+        return ClosedDatabase(path=path, limits=EngineLimits(block_bytes=BLOCK_BYTES), merge_delimiter=delimiter)
+
+    def upload(
+        self,
+        storage: Storage,
+        target: StorePath,
+        rows: int,
+        *,
+        header: str,
+        conf: StateConf,
+        name_of: Callable[[str], str],
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """Upload the tables of a database. Return the zip that names them, and their names.
+
+        `header`: of the snapshot; `name_of`: returns the name of a table in storage.
+        """
+        metadata = self._metadata(target, rows, header, conf)
+        captured = self.captured(target)
+        tables = tuple(
+            TableFile(path.name, name_of(path.stem), path.stat().st_size) for path in sorted(captured.glob("*.sst"))
+        )
+
+        def upload(table: TableFile) -> None:
+            storage.create(target.table_file(table.dfs_name), captured / table.local_name)
+
+        at_once(upload, tables)
+        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
+        body = encode_snapshot(Snapshot(small, replace(metadata, tables=tables)))
+        return body, tuple(table.dfs_name for table in tables)
+
+    def _metadata(self, target: StorePath, rows: int, header: str, conf: StateConf) -> SnapshotMetadata:
+        families = self.families
+        if families is None:
+            return SnapshotMetadata(header=header, tables=(), key_count=rows, column_families={})
+        names = {number: name for name, number in families.column_families.items()}
+        own = internal = 0
+        with self.closed(self.path(target), conf).open() as database:
+            database.capture(self.captured(target))
+            counts = database.count_by_beginning(FAMILY_BYTES)
+        for beginning, count in counts.items():
+            if families.internal_families.get(names[family_id(beginning)], False):
+                internal += count
+            else:
+                own += count
+        return replace(families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +136,17 @@ class RocksDbSnapshots:
 
     def publish(self, target: StorePath, digest: str) -> Made:
         """Publish a database, tables first and the zip last, and compare the published rows with `digest`."""
-        version, captured = self.begun.stores[target], self.new.captured(target)
-        metadata = self._metadata(target, int(digest.partition(":")[0]))
+        version, run = self.begun.stores[target], self.begun.run
         files = catalog.files(self.storage, target.folder).of(target)
-        tables = tables_of(self.begun, files)
+        tables = tables_of(run, files)
         # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
         if version not in files.snapshots:
             self.storage.delete(target.table_file(name) for name in tables)
-            tables = self._upload(target, captured, metadata)
+            rows, header = RowsDigest.parse(digest).rows, self.begun.header
+            body, tables = self.new.upload(
+                self.storage, target, rows, header=header, conf=self.conf, name_of=partial(table_name, run)
+            )
+            self.storage.create(target.snapshot(version), body)
         back = self.new.folder / f"back-{target.partition}"
         conf = replace(self.conf, provider=target.provider)
         snapshot.require_same(
@@ -99,44 +158,7 @@ class RocksDbSnapshots:
         if self.call.is_here:
             return database.digest()
         database.close()
-        return self.call(self._closed(database.path).digest)
-
-    def _closed(self, path: Path) -> ClosedDatabase:
-        """A database. With column families, its options name Spark's merge operator: see `rocksdb_files`."""
-        delimiter = None if self.new.families is None else self.conf.merge_delimiter
-        return ClosedDatabase(path=path, limits=EngineLimits(block_bytes=BLOCK_BYTES), merge_delimiter=delimiter)
-
-    def _upload(self, target: StorePath, captured: Path, metadata: SnapshotMetadata) -> tuple[str, ...]:
-        """Upload the tables and then the zip. Return the names of the tables."""
-        tables = tuple(
-            TableFile(path.name, table_name(self.begun, path.stem), path.stat().st_size)
-            for path in sorted(captured.glob("*.sst"))
-        )
-
-        def upload(table: TableFile) -> None:
-            self.storage.create(target.table_file(table.dfs_name), captured / table.local_name)
-
-        at_once(upload, tables)
-        small = {path.name: path.read_bytes() for path in captured.iterdir() if is_small_file(path.name)}
-        body = encode_snapshot(Snapshot(small, replace(metadata, tables=tables)))
-        self.storage.create(target.snapshot(self.begun.stores[target]), body)
-        return tuple(table.dfs_name for table in tables)
-
-    def _metadata(self, target: StorePath, rows: int) -> SnapshotMetadata:
-        header, families = self.begun.header, self.new.families
-        if families is None:
-            return SnapshotMetadata(header=header, tables=(), key_count=rows, column_families={})
-        names = {number: name for name, number in families.column_families.items()}
-        own = internal = 0
-        with self._closed(self.new.path(target)).open() as database:
-            database.capture(self.new.captured(target))
-            counts = database.count_by_beginning(FAMILY_BYTES)
-        for beginning, count in counts.items():
-            if families.internal_families.get(names[family_id(beginning)], False):
-                internal += count
-            else:
-                own += count
-        return replace(families, header=header, key_count=own, internal_key_count=internal, archived_logs=())
+        return self.call(self.new.closed(database.path, self.conf).digest)
 
 
 def _tables(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[Iterator[tuple[bytes, bytes]]]:
@@ -205,7 +227,7 @@ class HdfsSnapshots:
         return Made(digest, ())
 
 
-_PIECE_SHARE = 32
+PIECE_SHARE = 32
 """A piece of the spool may take this part of the memory of a worker, and again while it is sorted."""
 _STORES_OF_PROCESSES = 32
 """A process opens local databases once more for each store. With more stores, they must be larger to be worth that."""
@@ -214,8 +236,10 @@ _MEMORY_OF_A_PROCESS = 64 * 1024 * 1024
 """The least memory for each process; its imports alone take most of it."""
 
 
-def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: Machine, read_rows: RowProgress) -> None:
-    """Make the snapshots of a group. `read_rows`: of a load.
+def rebuild_here(
+    work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: Machine, read_rows: RowProgress
+) -> None:
+    """Make the snapshots of a group on this machine. `read_rows`: of a load.
 
     *Guarantee*: overwrites no file. The snapshots have exactly the rows of the sources: the digests are compared before
     the first snapshot is published, and each snapshot is read back. Raises as `read`; `CorruptFile` if rows differ,
@@ -227,15 +251,15 @@ def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: M
         translated(machine.scratch),
         callers(_processes(group, machine)) as call,
     ):
-        piece_bytes = machine.memory_bytes // _PIECE_SHARE // machine.workers
+        piece_bytes = machine.memory_bytes // PIECE_SHARE // machine.workers
         with _spool(folder / "spool", piece_bytes, call) as spool:
             if planned.load is None:
                 sources = read(planned.source or storage, planned, group, machine, folder, spool, call)
             else:
                 sources = read_savepoint(storage, planned, group, machine, spool, read_rows)
-            new = _new(planned, group, sources, folder, most_record_bytes=storage.limits.record_bytes)
+            new = new_snapshots(planned, group, sources, folder, most_record_bytes=storage.limits.record_bytes)
             built = _build(new, spool, group, call, machine.workers if call.is_here else call.workers)
-        _require_all_rows(group, sources, [compared for _, compared in built.values()])
+        require_all_rows(group, sources, [compared for _, compared in built.values()])
         snapshots: RocksDbSnapshots | HdfsSnapshots
         if isinstance(new, NewDatabases):
             snapshots = RocksDbSnapshots(storage=storage, begun=begun, conf=conf, new=new, call=call)
@@ -258,9 +282,11 @@ def _processes(group: StoreGroup, machine: Machine) -> int:
     return min(machine.workers, stores, max(1, machine.memory_bytes // _MEMORY_OF_A_PROCESS)) if is_large else 1
 
 
-def _new(
+def new_snapshots(
     planned: RewritePlan, group: StoreGroup, sources: Sequence[Source], folder: Path, *, most_record_bytes: int
 ) -> NewDatabases | NewFiles:
+    """Return the snapshots to build below `folder`. Raises `UnknownFormatVersion` if the partitions number their column
+    families differently."""
     if planned.provider is Provider.ROCKSDB:
         return NewDatabases(folder, _families(group, sources))
     return NewFiles(
@@ -278,18 +304,18 @@ def _spool(path: Path, piece_bytes: int, call: Caller) -> AbstractContextManager
 def _build(
     new: NewDatabases | NewFiles, spool: Spool, group: StoreGroup, call: Caller, workers: int
 ) -> Mapping[StorePath, tuple[RowsDigest, RowsDigest]]:
-    """Build the snapshots on local disk. Return the digests of their rows as they are stored, and as they are compared."""
-    compared = _compared(group.conversion, new)
+    """Build the snapshots on local disk. Return the digests of each, see `written`."""
+    compared = compared_of(group.conversion, new)
 
     def write(target: StorePath) -> tuple[RowsDigest, RowsDigest]:
-        return call(_written, new, spool.parts, target, compared)
+        return call(written, new, spool.parts, target, compared)
 
-    written = results_in_pool(write, group.targets, workers=workers, interrupt=call.end)
-    return dict(zip(group.targets, written, strict=True))
+    digests = results_in_pool(write, group.targets, workers=workers, interrupt=call.end)
+    return dict(zip(group.targets, digests, strict=True))
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """What new rows have in common with the present ones. `by_family`: by the id of the column family; None for a store
     without families, which has `conversion`."""
 
@@ -314,18 +340,19 @@ class _Compared:
         return zip(*((keys, values) if conversion is None else conversion.of_target(keys, values)), strict=True)
 
 
-def _compared(conversion: Conversion | ByFamily | None, new: NewDatabases | NewFiles) -> _Compared | None:
+def compared_of(conversion: Conversion | ByFamily | None, new: NewDatabases | NewFiles) -> Compared | None:
     """Return how new rows are compared; None if they are the present ones."""
     if not isinstance(conversion, ByFamily):
-        return None if conversion is None else _Compared(conversion)
+        return None if conversion is None else Compared(conversion)
     ids = new.families.column_families if isinstance(new, NewDatabases) and new.families is not None else {}
-    return _Compared(None, {ids[name]: one for name, one in conversion.families.items() if name in ids})
+    return Compared(None, {ids[name]: one for name, one in conversion.families.items() if name in ids})
 
 
-def _written(
-    new: NewDatabases | NewFiles, parts: Sequence[Part], target: StorePath, comparison: _Compared | None
+def written(
+    new: NewDatabases | NewFiles, parts: Sequence[ReadablePart], target: StorePath, comparison: Compared | None
 ) -> tuple[RowsDigest, RowsDigest]:
-    """Build one snapshot. Needs local files only."""
+    """Build one snapshot. Needs local files only. Returns the digests of its rows as they are stored, and as they are
+    compared."""
     stored, compared = RowsDigest(), RowsDigest()
 
     def rows() -> Iterator[tuple[bytes, bytes]]:
@@ -340,7 +367,8 @@ def _written(
     return stored, compared if comparison is not None else stored
 
 
-def _require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Sequence[RowsDigest]) -> None:
+def require_all_rows(group: StoreGroup, sources: Sequence[Source], targets: Sequence[RowsDigest]) -> None:
+    """Require that the new snapshots have the rows that were read. Raises `CorruptFile`."""
     expected, found = RowsDigest(), RowsDigest()
     for source in sources:
         expected.merge(source.digest)

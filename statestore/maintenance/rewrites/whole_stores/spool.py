@@ -35,14 +35,26 @@ Pairs = tuple[Sequence[bytes], Sequence[bytes]]
 """Keys and values, in the order of the keys."""
 
 
-class Part(Protocol):
+class OpenRows(Protocol):
+    """Rows that are sorted by their target and key."""
+
+    def rows_of(self, target: int, parts: int) -> Iterator[Pairs]:
+        """Iterate over the rows of a target, in the order of their keys, in batches. `parts`: number of those that are read
+        at the same time."""
+
+
+class ReadablePart(Protocol):
+    """Rows that can be merged with others."""
+
+    def reading(self) -> AbstractContextManager[OpenRows]:
+        """Open it to read rows, unless it is open."""
+
+
+class Part(ReadablePart, Protocol):
     """A part of a spool."""
 
     def writing(self) -> AbstractContextManager[OpenPart]:
         """Open it to add rows, unless it is open."""
-
-    def reading(self) -> AbstractContextManager[OpenPart]:
-        """Open it to read rows, unless it is open."""
 
 
 class Spool(Protocol):
@@ -91,8 +103,7 @@ class OpenPart:
             pa.default_memory_pool().release_unused()
 
     def rows_of(self, target: int, parts: int) -> Iterator[Pairs]:
-        """Iterate over the rows of a target, in the order of their keys, in batches. `parts`: number of those that are read
-        at the same time."""
+        """See `OpenRows`."""
         with self._writing:
             self._write()
         for keys, values in self._database.scan(_prefix(target), self._piece_bytes // parts):
@@ -168,7 +179,7 @@ class SharedSpool:
         return tuple(self._parts)
 
 
-def rows_of(parts: Sequence[Part], target: int) -> Iterator[Pairs]:
+def rows_of(parts: Sequence[ReadablePart], target: int) -> Iterator[Pairs]:
     """Iterate over the rows of a target, in the order of their keys, in batches. Raises `LocalStateError`."""
     with ExitStack() as stack:
         of_parts = [_Waiting(stack.enter_context(part.reading()).rows_of(target, len(parts))) for part in parts]

@@ -27,7 +27,7 @@ from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteStep
 from statekeeper.statestore.maintenance.rewrites.whole_stores import batch, evolve, file_sink, head
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress, require_intact
 from statekeeper.statestore.maintenance.rewrites.whole_stores.model import RewritePlan, new_versions
-from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import rebuild
+from statekeeper.statestore.maintenance.rewrites.whole_stores.rebuild import rebuild
 from statekeeper.statestore.storage import Storage, at_once, read_or_none
 
 _GUARD = b"Statekeeper rewrites this store. Spark must not start before the rewrite has ended: statekeeper audit ROOT"

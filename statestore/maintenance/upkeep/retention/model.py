@@ -63,7 +63,7 @@ class Rule(Enum):
     OLD_LOG = "belongs to a batch older than the retained ones"
     OLD_RECORD = "old maintenance record"
     OLD_QUARANTINE = "in quarantine for longer than retention.quarantine"
-    LEFTOVER = "unfinished upload of a dead process"
+    LEFTOVER = "unfinished upload of a dead process, or what a task of an ended rewrite left behind"
 
     @property
     def deletes(self) -> bool:
