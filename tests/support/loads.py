@@ -9,6 +9,7 @@ from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.copies.savepoints.saved import read_saved
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.rewrites import whole_stores
 from statekeeper.statestore.maintenance.rewrites.engine import Machine, ProgressCallback
 from statekeeper.statestore.maintenance.rewrites.whole_stores import Load, RewritePlan
@@ -45,13 +46,14 @@ def load(
     replaces_state: bool = True,
     clock: Clock | None = None,
     progress: ProgressCallback = lambda _: None,
+    cluster: Executor | None = None,
 ) -> str:
     """Plan and execute, without the wait for a quiet checkpoint. Return the id of the run."""
     plan = planned(storage, of, scratch, replaces_state=replaces_state)
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     run = RandomIds().fresh() if plan.half_done is None else plan.half_done.begun.run
-    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1, cluster=cluster)
     runs.rewrite(storage, plan, progress, run=run, holder="a test", machine=machine)
     return run
 

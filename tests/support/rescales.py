@@ -11,6 +11,7 @@ from statekeeper.statestore.base.clock import Clock, RandomIds, SystemClock
 from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format.sparks import Spark
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.rewrites import whole_stores
 from statekeeper.statestore.maintenance.rewrites.engine import Machine, Progress
 from statekeeper.statestore.maintenance.rewrites.whole_stores import Goal, Rescale, RewritePlan, file_sink
@@ -42,14 +43,16 @@ def rescale(
     spark: Spark | None = FOR_SPARK,
     sink: Storage | None = None,
     processes: int = 0,
+    cluster: Executor | None = None,
 ) -> list[Progress]:
     """Plan and execute as `planned`, without the wait for a quiet checkpoint. `processes`: number of those that work on
-    local files."""
+    local files; `cluster`: runs the work on stores."""
     told: list[Progress] = []
     plan = planned(storage, goal, scratch, spark, sink)
     if plan.refusals:
         raise RefusedAsUnsafe("; ".join(plan.refusals))
     machine = Machine(scratch=scratch, clock=clock or SystemClock(), ids=RandomIds(), workers=1)
+    machine = replace(machine, cluster=cluster)
     if processes:
         machine = replace(machine, workers=processes, process_bytes=0)
     run = RandomIds().fresh()

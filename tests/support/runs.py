@@ -47,6 +47,7 @@ def on_machine(storage: Storage, holder: str, machine: Machine, **how: Any) -> R
         workers=machine.workers,
         memory_bytes=machine.memory_bytes,
         process_bytes=machine.process_bytes,
+        cluster=machine.cluster,
         **how,
     )
 

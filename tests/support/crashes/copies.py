@@ -13,6 +13,7 @@ from statekeeper.statestore.format import logs, names, savepoint_names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies import unpack
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.upkeep.audit import FindingKind
 from statekeeper.statestore.maintenance.verbs.clone import Clone
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
@@ -24,6 +25,7 @@ from statekeeper.statestore.maintenance.verbs.savepoint import Remove, SaveFiles
 from statekeeper.statestore.maintenance.verbs.unpack import Unpack
 from statekeeper.statestore.storage import Kind, Storage, open_storage, read_or_none
 from tests.support import verbs
+from tests.support.apart import elsewhere
 from tests.support.audits import audited
 from tests.support.blueprints import change_schema, column
 from tests.support.checkpoints import Checkpoint
@@ -166,6 +168,7 @@ class Migrating(Copying):
     sides: Sequence[int] = (0, 1)
     fewest, in_a_bucket = 100, 1
     is_reversible = True
+    cluster: Executor | None = None
 
     def make_base(self) -> None:
         folder = self.place.base_folder()
@@ -193,6 +196,7 @@ class Migrating(Copying):
         self._check(roots, case)
         left = {entry.path for entry in roots[1].list("") if not entry.path.startswith(f"{names.CONTROL}/")}
         assert bool(left) is is_done, case
+        assert roots[1].list(names.HANDED_OVER) == [], case
 
     def _check(self, roots: Roots, case: Case) -> None:
         """Check that the old checkpoint is as it was, and that the new one is whole if it is a checkpoint."""
@@ -225,12 +229,20 @@ class Migrating(Copying):
             scratch=self.place.scratch(),
             stopped=True,
             open_other=places.__getitem__,
+            cluster=self.cluster,
         )
 
     def _rows(self, storage: Storage) -> list[tuple[object, ...]]:
         """The rows in the columns that remain."""
         found = dumped(self.place.local(storage))
         return sorted((row["key"]["k"], row["value"]["count"], row["value"]["sum"]) for row in found)
+
+
+class MigratingElsewhere(Migrating):
+    """The same by tasks elsewhere."""
+
+    is_slow = True
+    cluster = elsewhere(sends=False, workers=1)
 
 
 def _can_start(storage: Storage) -> bool:
@@ -431,6 +443,7 @@ def _deletes_a_commit(case: Case) -> bool:
 
 COPIES: dict[str, type[Crashing]] = {
     "migrate": Migrating,
+    "migrate by tasks elsewhere": MigratingElsewhere,
     "clone own v2 in batch logs": Cloning,
     "clone native v1": CloningV1,
     "mirror own v2": Mirroring,

@@ -17,6 +17,7 @@ from statekeeper.statestore.checkpoint.rewrite_journal import Ending
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.rewrites.edits import Edit
 from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert
 from statekeeper.statestore.maintenance.upkeep import audit
@@ -26,6 +27,7 @@ from statekeeper.statestore.maintenance.verbs import rewrite as rewrites
 from statekeeper.statestore.root.binding import read_binding
 from statekeeper.statestore.storage import Storage, open_storage
 from tests.support import edits, evolved_roots, loads, switching
+from tests.support.apart import elsewhere
 from tests.support.checkpoints import Checkpoint
 from tests.support.crashes import AnyVerb, Case, Crashing, Place, Roots, is_after_write, path_of
 from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
@@ -38,6 +40,8 @@ from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
 
 SHARE_IN_A_BUCKET = 6
+AT_ANOTHER_PLACE = elsewhere(sends=False, workers=1)
+"""The tasks have the storage that fails, and run one after the other, so that the requests have one order."""
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 
 
@@ -131,6 +135,7 @@ class Rewriting(Crashing):
         assert not self.is_open(storage), case
         is_done = self.is_done(storage)
         assert is_done or back or self.of_undo, case
+        assert storage.list(names.HANDED_OVER) == [], case
         left, before = self.kept(storage), self.old_files
         assert (is_done and not self.keeps_all) or before.items() <= left.items(), case
         if not is_done:
@@ -181,40 +186,40 @@ class OfArchive(Rewriting):
         assert all_rows(self.place.local(storage)) == self.rows, case
 
 
-def rescaling(archive: str) -> type[Rewriting]:
+def rescaling(archive: str, cluster: Executor | None = None, *, is_slow: bool = False) -> type[Rewriting]:
     class Rescaling(OfArchive):
         def rewrite(self, storage: Storage, *, clock: Clock | None = None) -> None:
-            rescale(storage, 3, self.folder, clock=clock)
+            rescale(storage, 3, self.folder, clock=clock, cluster=cluster)
 
-    Rescaling.archive, Rescaling.verb = archive, rewrites.Rescale
+    Rescaling.archive, Rescaling.verb, Rescaling.is_slow = archive, rewrites.Rescale, is_slow
     return Rescaling
 
 
-def converting(archive: str, goal: Convert) -> type[Rewriting]:
+def converting(archive: str, goal: Convert, cluster: Executor | None = None) -> type[Rewriting]:
     class Converting(OfArchive):
         # Each provider ignores the snapshots of the other.
         is_guarded = False
 
         def rewrite(self, storage: Storage, *, clock: Clock | None = None) -> None:
-            rescale(storage, goal, self.folder, clock=clock)
+            rescale(storage, goal, self.folder, clock=clock, cluster=cluster)
 
-    Converting.archive, Converting.verb = archive, rewrites.Convert
+    Converting.archive, Converting.verb, Converting.is_slow = archive, rewrites.Convert, cluster is not None
     return Converting
 
 
-def loading(archive: str) -> type[Rewriting]:
+def loading(archive: str, cluster: Executor | None = None) -> type[Rewriting]:
     class Loading(OfArchive):
         def make_base(self) -> None:
             super().make_base()
             self.of = loads.savepoint(open_storage(str(self.base / "checkpoint")), self.folder / "savepoint")
 
         def rewrite(self, storage: Storage, *, clock: Clock | None = None) -> None:
-            loads.load(storage, self.of, self.folder, clock=clock)
+            loads.load(storage, self.of, self.folder, clock=clock, cluster=cluster)
 
         def all_in_a_bucket(self, some: Sequence[Case]) -> Sequence[Case]:
             return [case for case in self.cases if case.request.kind in WRITES][::SHARE_IN_A_BUCKET]
 
-    Loading.archive, Loading.verb = archive, rewrites.Load
+    Loading.archive, Loading.verb, Loading.is_slow = archive, rewrites.Load, cluster is not None
     return Loading
 
 
@@ -436,11 +441,19 @@ def switching_from(source: Structure) -> type[Rewriting]:
 REWRITES: dict[str, type[Crashing]] = {
     **{f"switch from {one.value}": switching_from(one) for one in Structure},
     **{f"rescale {one}": rescaling(one) for one in ("v1-aggregation", "v2-aggregation")},
+    **{
+        f"rescale {one} by tasks elsewhere": rescaling(one, AT_ANOTHER_PLACE, is_slow=one.startswith("v2"))
+        for one in ("v1-aggregation", "v2-aggregation")
+    },
     "rescale of a root of pipelines": RescalingOfRoot,
     "convert to rocksdb v1": converting("hdfs-aggregation", Convert(Provider.ROCKSDB, Structure.V1)),
     "convert to rocksdb v2": converting("hdfs-aggregation", Convert(Provider.ROCKSDB, Structure.V2)),
     "convert to hdfs": converting("v1-aggregation", Convert(Provider.HDFS_BACKED, Structure.V1)),
+    "convert to hdfs by tasks elsewhere": converting(
+        "v1-aggregation", Convert(Provider.HDFS_BACKED, Structure.V1), AT_ANOTHER_PLACE
+    ),
     **{f"load {one}": loading(one) for one in ("v1-aggregation", "v2-aggregation")},
+    "load v2-aggregation by tasks elsewhere": loading("v2-aggregation", AT_ANOTHER_PLACE),
     **{
         f"{'undo of an edit' if of_undo else 'edit'} {one}": editing(one, of_undo=of_undo)
         for one in ("v1-aggregation", "v1-a-zip-for-each-version", "v2-aggregation")

@@ -64,12 +64,12 @@ def test_a_rewrite_whose_process_is_killed_is_completed_by_the_next_run(
 ) -> None:
     checkpoint = unpacked(AGGREGATION, tmp_path)
     storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
-    written: Callable[..., object] = snapshots._written
+    written: Callable[..., object] = snapshots.written
     with monkeypatch.context() as patched:
-        patched.setattr(snapshots, "_written", _killed)
+        patched.setattr(snapshots, "written", _killed)
         with pytest.raises(LocalStateError, match=r"was killed.*--workers"):
             rescale(storage, 5, tmp_path, processes=2)
-    assert snapshots._written is written
+    assert snapshots.written is written
     assert rewrite_journal.open_journal(storage) is not None
     rescale(storage, 5, tmp_path, processes=2)
     assert all_rows(checkpoint) == before
