@@ -1,4 +1,4 @@
-"""A load needs a bounded amount of memory, whatever the number of rows."""
+"""A load needs a bounded amount of memory, whatever the number of rows; so do the tasks of a rewrite elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statekeeper.statestore.checkpoint import catalog
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format.murmur3 import partitions_of, row_hashes
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.maintenance.copies.savepoints.write import digest_of, digest_sum
 from statekeeper.statestore.maintenance.rewrites.whole_stores.snapshots import TABLE_BYTES
 from statekeeper.statestore.storage import open_storage
-from tests.support.loads import savepoint
+from statekeeper.statestore.store.engine.rows_digest import RowsDigest
+from tests.support.loads import load, savepoint
 from tests.support.unpacked import unpacked
 
 ARCHIVE = Path(__file__).parents[3] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
@@ -31,6 +32,17 @@ _RUN = """
 import atexit, pathlib, runpy, sys
 atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text(), file=sys.stderr))
 runpy.run_module("statekeeper", run_name="__main__")
+"""
+
+_RUN_ELSEWHERE = """
+import pathlib, sys
+from statekeeper.statestore.storage import open_storage
+from tests.support.apart import elsewhere
+from tests.support.rescales import rescale
+storage, scratch = open_storage(sys.argv[1]), pathlib.Path(sys.argv[2])
+for partitions in (7, 200, 3):
+    rescale(storage, partitions, scratch, cluster=elsewhere(workers=1))
+    print(pathlib.Path("/proc/self/status").read_text())
 """
 
 
@@ -85,7 +97,7 @@ def test_ten_million_rows_are_loaded_in_bounded_memory(tmp_path: Path, capsys: p
     seconds = time.perf_counter() - begin
     assert done.returncode == 0, done.stderr
     assert f"loaded {ROWS:,} rows" in done.stdout
-    peak = 1024 * int(done.stderr.rpartition("VmHWM:")[2].split()[0])
+    [peak] = peaks(done.stderr)
     with capsys.disabled():
         print(f"\n{ROWS:,} rows in {seconds:,.1f} s: {ROWS / seconds:,.0f} rows/s, peak {peak / 2**20:,.0f} MiB")
     assert peak < _MOST_BYTES
@@ -93,3 +105,22 @@ def test_ten_million_rows_are_loaded_in_bounded_memory(tmp_path: Path, capsys: p
     tables = read_snapshot((target / StorePath(0, 0).snapshot(newest)).read_bytes(), "").metadata.tables
     assert max(table.size_bytes for table in tables) < TABLE_BYTES
     assert len(tables) > 1
+
+
+def peaks(shown: str) -> list[int]:
+    return [1024 * int(one.split()[0]) for one in shown.split("VmHWM:")[1:]]
+
+
+@pytest.mark.slow
+def test_a_task_elsewhere_has_bounded_memory_whatever_the_number_of_sources_and_targets(tmp_path: Path) -> None:
+    source, rows = unpacked(ARCHIVE, tmp_path / "source"), 1_000_000
+    of = savepoint(open_storage(str(source)), tmp_path / "savepoint")
+    write_rows(tmp_path / "savepoint", rows)
+    target = unpacked(ARCHIVE, tmp_path / "target")
+    load(open_storage(str(target)), of, tmp_path)
+    command = [sys.executable, "-c", _RUN_ELSEWHERE, str(target), str(tmp_path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert max(peaks(shown)) < _MOST_BYTES
+    newest = rewrite_journal.newest_journal(open_storage(str(target)))
+    assert newest is not None
+    assert sum(RowsDigest.parse(one.digest).rows for one in newest.made.values()) == rows
