@@ -222,7 +222,8 @@ class BuildEach:
                 )
                 storage.create(path, body)
             else:
-                storage.create(path, new.path(item.store))
+                # A copy keeps the owner and the mode, which must be those that the query can read.
+                storage.create(path, new.path(item.store), like=names.QUERY_METADATA)
         result = BuiltTarget(attempt=attempt, digest=str(digest), compared=str(compared), tables=tables)
         self.handed.note(TARGET, item.number, result)
         return result

@@ -294,5 +294,17 @@ def test_gc_deletes_what_a_task_wrote_after_the_end_of_its_rewrite(age: int, rul
     assert rules(planned(storage))[path] is rule
 
 
+def test_the_files_of_a_conversion_have_the_mode_of_those_of_the_query(tmp_path: Path) -> None:
+    checkpoint = unpacked(FIXTURES / "spark-4.2.0-v1-aggregation.zip", tmp_path)
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
+            path.chmod(0o640)
+    storage = open_storage(str(checkpoint))
+    storage.create(f"{TEMP_FOLDER}/unfinished", b"")
+    (checkpoint / TEMP_FOLDER / "unfinished").chmod(0o600)
+    rescale(storage, Convert(Provider.HDFS_BACKED), tmp_path, cluster=elsewhere())
+    assert {path.stat().st_mode & 0o777 for path in checkpoint.glob("state/0/*/*.snapshot")} == {0o640}
+
+
 def test_the_scratch_of_a_rewrite_is_where_no_listing_of_the_checkpoint_sees_it() -> None:
     assert names.handed_over("a run").startswith(f"{TEMP_FOLDER}/")
