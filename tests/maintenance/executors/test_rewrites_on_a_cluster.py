@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
 from tests.support.keyed_roots import KeyedRoot
@@ -15,6 +16,7 @@ from tests.support.loads import savepoint
 from tests.support.on_a_cluster import Ran, on_a_cluster
 from tests.support.placed_rows import placed_rows
 from tests.support.rescales import all_rows
+from tests.support.spark_clusters import SPECULATION, event_log, events, executor_killed_when, two_hosts
 from tests.support.twins import clean, statekeeper
 from tests.support.unpacked import unpacked
 
@@ -22,14 +24,6 @@ pytestmark = pytest.mark.spark
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "checkpoints"
 APPLY = ("--apply", "--confirm-stopped")
-SPECULATION = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "10ms",
-    "spark.speculation.multiplier": "1.01",
-    "spark.speculation.quantile": "0.1",
-    "spark.speculation.minTaskRuntime": "1ms",
-    "spark.speculation.efficiency.enabled": "false",
-}
 
 
 class Places:
@@ -109,8 +103,7 @@ def test_a_rescale_a_conversion_a_load_and_a_migration_on_a_cluster_write_what_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, SPECULATION], ids=["plain", "speculation"])
-def test_more_checkpoints_on_a_cluster(settings: Mapping[str, str], tmp_path: Path) -> None:
+def test_more_checkpoints_on_a_cluster(tmp_path: Path) -> None:
     places = Places(tmp_path)
     for archive in ("v1-aggregation", "v1-join-4-checksums-and-commas", "v2-transformWithState", "v2-join-3"):
         places.add(archive, "rescale", "--partitions", "20")
@@ -120,22 +113,45 @@ def test_more_checkpoints_on_a_cluster(settings: Mapping[str, str], tmp_path: Pa
     places.add("v2-transformWithState", "load", saved, "--replace-state")
     blueprint = unpacked(FIXTURES / "spark-4.2.0-v2-transformWithState.zip", tmp_path / "blueprint")
     places.add("v1-transformWithState-checksums-and-commas", "migrate", str(blueprint), "--partitions", "7")
-    run_all(places, settings=settings, seconds=900)
+    run_all(places, seconds=900)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.5, 2.0, 4.0])
-def test_a_job_continues_after_its_rescale_although_an_executor_died(seconds: float, tmp_path: Path) -> None:
-    root = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path, partitions=8)
+def test_a_rewrite_is_right_although_spark_repeats_its_tasks(tmp_path: Path) -> None:
+    places, log = Places(tmp_path), tmp_path / "events"
+    for archive in ("v1-aggregation", "v2-join-3"):
+        places.add(archive, "rescale", "--partitions", "20")
+    places.add("v1-windows-lzf", "convert", "--to", "hdfs", "--for-spark", "4.2")
+    with two_hosts(tmp_path, 7179) as master:
+        settings = {"spark.master": master, "spark.speculation.interval": "10ms", **SPECULATION, **event_log(log)}
+        run_all(places, settings=settings, seconds=600)
+    assert any(one["Task Info"]["Speculative"] for one in events(log, "SparkListenerTaskEnd"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "finished", ["tmp/rewrite/*/*/source-*.json", "tmp/rewrite/*/*/target-*.json", "switchover/*/made-*"]
+)
+def test_a_job_continues_after_its_rescale_although_an_executor_died(finished: str, tmp_path: Path) -> None:
+    root, log = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path, partitions=24), tmp_path / "events"
     root.grow(4, keys=200)
-    command = ["rescale", str(tmp_path / "root"), "--partitions", "24", *APPLY, "--executor", "spark"]
-    for ran in on_a_cluster(tmp_path, seconds, command, command, seconds=600):
-        assert ran.exit_code == 0, ran.errors
-    root.assert_right(24)
+    command = ["rescale", str(tmp_path / "root"), "--partitions", "32", *APPLY, "--executor", "spark"]
+
+    def is_time() -> bool:
+        return sum(1 for _ in (tmp_path / "root" / names.CONTROL).glob(finished)) >= 4
+
+    with executor_killed_when(is_time) as killed:
+        [ran] = on_a_cluster(tmp_path, command, executors=3, settings=event_log(log), seconds=600)
+    assert killed
+    assert ran.exit_code == 0, ran.errors
+    removed = min(one["Timestamp"] for one in events(log, "SparkListenerExecutorRemoved"))
+    assert any(one["Task Info"]["Launch Time"] > removed for one in events(log, "SparkListenerTaskEnd"))
+    root.assert_right(32)
     for _ in range(3):
         root.grow(1)
     statekeeper("snapshot", str(tmp_path / "root"), "--all", "--mode", "full")
     statekeeper("gc", str(tmp_path / "root"), "--retain", "2", "--grace", "0s", "--apply", "--mode", "full")
-    root.assert_right(24)
+    root.assert_right(32)
     clean(root.storage, tmp_path)
+    assert root.storage.list(TEMP_FOLDER) == []
     statekeeper("rewind", str(tmp_path / "root"), "--to-batch", "5", *APPLY)
