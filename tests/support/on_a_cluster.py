@@ -103,6 +103,8 @@ class _Application:
     def stop(self) -> None:
         """End the application."""
         assert self._process.stdin is not None
+        if self._log.closed:
+            return
         self._process.stdin.close()
         try:
             self._process.wait(60)
@@ -141,6 +143,9 @@ def on_a_cluster(
     ):
         application = _shared_application()
         return [ran for one in commands for ran in application.run(one, seconds)]
+    # A test that kills an executor would find those of the shared application.
+    while _shared:
+        _shared.pop().stop()
     application = _Application(executors, settings or {}, environment or {})
     try:
         return [ran for one in commands for ran in application.run(one, seconds)]

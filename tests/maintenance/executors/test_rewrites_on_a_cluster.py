@@ -80,7 +80,7 @@ def require_same(places: Places, ran: Sequence[Ran]) -> None:
 
 def run_all(places: Places, **how: object) -> None:
     commands = ([*places.command(name, "there"), "--executor", "spark"] for name in places.commands)
-    require_same(places, on_a_cluster(places.folder, *commands, **how))  # type: ignore[arg-type]
+    require_same(places, on_a_cluster(*commands, **how))  # type: ignore[arg-type]
 
 
 def with_savepoint(places: Places, archive: str) -> str:
@@ -141,7 +141,7 @@ def test_a_job_continues_after_its_rescale_although_an_executor_died(finished: s
         return sum(1 for _ in (tmp_path / "root" / names.CONTROL).glob(finished)) >= 4
 
     with executor_killed_when(is_time) as killed:
-        [ran] = on_a_cluster(tmp_path, command, executors=3, settings=event_log(log), seconds=600)
+        [ran] = on_a_cluster(command, executors=3, settings=event_log(log), seconds=600)
     assert killed
     assert ran.exit_code == 0, ran.errors
     removed = min(one["Timestamp"] for one in events(log, "SparkListenerExecutorRemoved"))
