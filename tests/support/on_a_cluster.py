@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -96,6 +96,12 @@ class _Application:
             raise AssertionError(f"the application ended, or did not finish {command} within {seconds} s\n{said}")
         return [Ran(**json.loads(line))]
 
+    def kill_when(self, is_time: Callable[[], bool]) -> None:
+        """Kill the driver. Spark ends its JVM, and so the executors."""
+        while self.is_alive and not is_time():
+            SystemClock().sleep(0.01)
+        self._process.kill()
+
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -149,6 +155,16 @@ def on_a_cluster(
     application = _Application(executors, settings or {}, environment or {})
     try:
         return [ran for one in commands for ran in application.run(one, seconds)]
+    finally:
+        application.stop()
+
+
+def killed_when(is_time: Callable[[], bool], command: Sequence[str]) -> None:
+    """Run a command in an application of its own, and kill its driver as soon as `is_time`. Raises `AssertionError`."""
+    application = _Application(2, {}, {})
+    threading.Thread(target=application.kill_when, args=(is_time,), daemon=True).start()
+    try:
+        application.run(command, 240)
     finally:
         application.stop()
 

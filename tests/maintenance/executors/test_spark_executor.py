@@ -12,7 +12,8 @@ import pytest
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
-from tests.support.on_a_cluster import Ran, on_a_cluster
+from tests.support.on_a_cluster import Ran, killed_when, on_a_cluster
+from tests.support.spark_clusters import SPECULATION, event_log, events, two_hosts
 
 pytestmark = pytest.mark.spark
 
@@ -156,19 +157,15 @@ def test_speculative_attempts_leave_one_right_snapshot_of_each_store(tmp_path: P
     many = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=40)
     many.grow(3)
     root = str(tmp_path / "root")
-    often = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "10ms",
-        "spark.speculation.quantile": "0.05",
-        "spark.speculation.multiplier": "1.0",
-        "spark.speculation.minTaskRuntime": "0ms",
-    }
-    taken, audited = on_a_cluster(
-        ["snapshot", root, "--all", *FULL, "--executor", "spark"],
-        ["audit", root, "--deep", "--executor", "spark"],
-        executors=3,
-        settings=often,
-    )
+    log = tmp_path / "events"
+    with two_hosts(tmp_path, 7179) as master:
+        settings = {"spark.master": master, "spark.speculation.interval": "10ms", **SPECULATION, **event_log(log)}
+        taken, audited = on_a_cluster(
+            ["snapshot", root, "--all", *FULL, "--executor", "spark"],
+            ["audit", root, "--deep", "--executor", "spark"],
+            settings=settings,
+        )
+    assert any(one["Task Info"]["Speculative"] for one in events(log, "SparkListenerTaskEnd"))
     assert (taken.exit_code, len(taken.printed["taken"])) == (0, 40), taken.errors
     assert audited.printed["findings"] == []
     many.assert_snapshots_are_right(tmp_path / "host")
@@ -187,3 +184,21 @@ def test_one_damaged_store_of_500_is_named_and_the_others_have_snapshots(tmp_pat
     )
     assert len(taken.printed["taken"]) == 499
     assert {one["store"] for one in audited.printed["findings"]} == {str(bad)}
+
+
+@pytest.mark.slow
+def test_after_the_driver_is_killed_the_same_command_makes_the_snapshots_that_are_missing(tmp_path: Path) -> None:
+    many = Checkpoint(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=200)
+    many.grow(2)
+    root = tmp_path / "root"
+    command = ["snapshot", str(root), "--all", *FULL, "--executor", "spark"]
+    with pytest.raises(AssertionError, match="the application ended"):
+        killed_when(lambda: sum(1 for _ in root.glob("state/0/*/*.zip")) >= 5, command)
+    there = sum(1 for _ in root.glob("state/0/*/*.zip"))
+    assert 5 <= there < 200
+    assert run("lease", root, "--break").exit_code == 0
+    taken, audited = on_a_cluster(command, ["audit", str(root), "--deep", "--executor", "spark"])
+    assert taken.exit_code == 0, taken.errors
+    assert 0 < len(taken.printed["taken"]) < 200
+    assert audited.printed["findings"] == []
+    many.assert_snapshots_are_right(tmp_path / "host")
