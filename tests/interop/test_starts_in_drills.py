@@ -84,6 +84,11 @@ def test_a_command_without_the_clone_is_refused_before_anything_starts(query: Na
     assert done.exit_code == 2, done.output
     assert "does not contain {checkpoint}" in done.output
     assert not marker.exists()
+    for on_a_cluster in ("--deploy-mode cluster", "--conf spark.submit.deployMode=cluster"):
+        done = run("drill", query.root, "--start", f"touch {on_a_cluster} {{checkpoint}} {marker}")
+        assert done.exit_code == 2, done.output
+        assert "leave out --deploy-mode cluster" in done.output
+    assert not marker.exists()
     done = run("drill", query.root, "--start", "true {checkpoint}", "--sample", "1")
     assert done.exit_code == 2, done.output
     assert "leave out --sample" in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -150,6 +151,7 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
         assert plan.head is not None
         with work_folder(run.scratch, "drill") as folder:
             folder.mkdir(exist_ok=True)
+            # As it was given: Spark reads s3a:// where Statekeeper says s3://.
             url = str(folder / "checkpoint") if self.place is None else f"{self.place.rstrip('/')}/drill-{run.id}"
             clone = run.open_other(url)
             try:
@@ -172,9 +174,8 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
         copy = Clone(destination=url, batch=plan.batch, new_query=True)
         perform(prepare(copy, replace(run, id="")))
         cloned = run.clock.monotonic_seconds()
-        shown = clone.url.removeprefix("file://") if clone.url.startswith("file://") else clone.url
         ran = start(
-            [word.replace(CHECKPOINT, shown) for word in plan.command],
+            [word.replace(CHECKPOINT, url) for word in plan.command],
             newest=lambda: catalog.newest_batch(clone),
             wanted=plan.head,
             most_seconds=self.most_seconds,
@@ -233,4 +234,19 @@ def _words(command: str) -> tuple[str, ...]:
             "nothing was started",
             hint="for example: --start 'spark-submit orders.py --checkpoint {checkpoint}'",
         )
+    if _is_on_the_cluster(words):
+        raise WrongOption(
+            f"the command of --start starts the driver on the cluster, which does not get {VARIABLE}=1 and does not end "
+            "with the command; nothing was started",
+            hint="start it in client mode: leave out --deploy-mode cluster",
+        )
     return words
+
+
+def _is_on_the_cluster(words: tuple[str, ...]) -> bool:
+    """Whether `spark-submit` would start the driver on another machine."""
+    pairs = itertools.pairwise(words)
+    return ("--deploy-mode", "cluster") in pairs or any(
+        word == "--deploy-mode=cluster" or word.removeprefix("--conf=") == "spark.submit.deployMode=cluster"
+        for word in words
+    )

@@ -54,6 +54,7 @@ RUNS = pa.schema(
         ("bytes_deleted", pa.int64()),
         ("stores_drilled", pa.int64()),
         ("drill_findings", pa.int64()),
+        ("stores_not_compared", pa.int64()),
         ("restore_seconds", pa.float64()),
         ("predicted_seconds", pa.float64()),
         ("stored_files", pa.int64()),
@@ -269,7 +270,9 @@ def _figures(run: RunFiles, planned: Sequence[Json], done: Sequence[Json], price
         drilled = {str(line.get("store")): line for line in steps if "verdict" in line}.values()
         row |= {
             "stores_drilled": len(drilled),
-            "drill_findings": sum(line["verdict"] not in _SAME for line in drilled),
+            "drill_findings": sum(line["verdict"] not in _SAME for line in drilled)
+            + sum(line.get("is_green") is False for line in steps),
+            "stores_not_compared": sum(line["verdict"] == "not_compared" for line in drilled),
             "restore_seconds": sum(_number(line.get("seconds")) or 0.0 for line in drilled),
             "predicted_seconds": sum(_number(line.get("predicted_seconds")) or 0.0 for line in drilled),
         }
