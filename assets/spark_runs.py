@@ -131,12 +131,19 @@ def _answer(
             f'{query.name} has executor = "spark", but its file has no command that starts Spark; nothing was changed -> '
             f'add [spark] and submit = ["spark-submit", "--master", "yarn"] to {query.config_file}, see {_GUIDE}'
         )
+    if names.start_spark is None and submit.has_cluster_driver(query.submit):
+        raise dg.Failure(
+            f"submit of [spark] in {query.config_file} starts the driver on the cluster, whose messages do not reach this "
+            "run; nothing was changed -> leave out --deploy-mode cluster, or set start_spark of build_definitions, see "
+            f"{_GUIDE}"
+        )
     tag_run(context.instance, context.run.run_id, _NO_LIMIT)
     fleet = names.fleet_in(context)
     extras = {
         "fleet": {name: getattr(fleet, name) for name in _OF_FLEET},
         "query": query.name,
-        "holder": holder(context.run.run_id),
+        # The driver may live longer than the process of this run: its lease must not look like that of a dead run.
+        "holder": f"{holder(context.run.run_id)}, on Spark",
         "work": work,
         "how": dict(how),
     }
@@ -166,7 +173,12 @@ def _submitted(query: OpenedQuery) -> StartSpark:
 
 
 def _checked(sent: Sequence[Any], query: OpenedQuery) -> Mapping[str, Any]:
-    answer: Mapping[str, Any] = sent[-1] if sent else {}
+    if not sent:
+        raise dg.Failure(
+            f"no message of the Spark application of {query.name} has arrived. What it has done is in the history of "
+            f"{query.name} -> let it write its messages where this run reads them, see {_GUIDE}"
+        )
+    answer: Mapping[str, Any] = sent[-1]
     if "error" in answer:
         raise dg.Failure(printable(answer["error"]))
     here = version("statekeeper")

@@ -19,6 +19,12 @@ _NAMED = re.compile(
     r"SharedAccessSignature|AWSAccessKeyId|X-Amz-(?:Credential|Signature|Security-Token))(?:=|%3D))[^&\s;,'\")]+",
     re.IGNORECASE,
 )
+_OPTION = re.compile(
+    r"(?!.*secretKeyRef).*(?:secret|passw(?:or)?d|token|client\.secret[^=]*|(?:secret|access|account|private)[._-]?key[^=]*)=",
+    re.IGNORECASE,
+)
+"""An option of a command with a secret. `spark.kubernetes.*.secretKeyRef` only names one."""
+
 _MASK = "***"
 
 _UNDECODABLE = 0xDC00
@@ -28,6 +34,11 @@ _UNDECODABLE = 0xDC00
 def redacted(text: str) -> str:
     """Replace each recognized secret by `***`."""
     return _NAMED.sub(rf"\g<before>{_MASK}", _PASSWORD.sub(rf"\g<before>{_MASK}@", text))
+
+
+def has_secret(word: str) -> bool:
+    """Return whether a word of a command is or contains a secret: each user of the machine sees it."""
+    return _OPTION.match(word) is not None or redacted(word) != word
 
 
 def printable(text: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -46,6 +49,32 @@ def test_a_query_that_commits_again_is_green_and_leaves_no_clone(query: NativeQu
     assert found["committed"] >= 2
     assert "committed batch 2 again" in found["result"]
     assert of_state(query) == before
+    assert not list(tmp_path.glob("drill-*"))
+
+
+@pytest.mark.slow
+def test_a_running_query_in_structure_v1_commits_the_batch_after_the_cloned_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    query = NativeQuery(spark, tmp_path / "query", OPERATORS["aggregation"], {FORMAT: "1"})
+    query.run(4)
+    done = run("drill", query.root, "--start", application(query), "--scratch", tmp_path, *SHORT, "--output", "json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["batch"], found["head"], found["is_green"]) == (1, 3, True)
+    assert "committed batch 2 again" in found["result"]
+
+
+def test_sigterm_ends_the_query_and_deletes_the_clone(query: NativeQuery, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"sh -c 'echo $$ > {pid}; exec sleep 600' {{checkpoint}}"
+    command = [sys.executable, "-m", "statekeeper", "drill", query.root, "--start", script, "--scratch", str(tmp_path)]
+    with subprocess.Popen([*command, *SHORT], stderr=subprocess.PIPE) as process:
+        while not (pid.exists() and pid.read_text().strip()):
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(60) == 130
+    assert not psutil.pid_exists(int(pid.read_text()))
     assert not list(tmp_path.glob("drill-*"))
 
 

@@ -18,13 +18,13 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError, TaskLost, UnsupportedEnvironment
@@ -43,8 +43,13 @@ Result = TypeVar("Result")
 TASKS_PER_SLOT = 64
 """More tasks cost the driver time, and fewer leave hosts idle at the end. A task of Spark has several items above this."""
 
+_MOST_ROUNDS_WITHOUT = 3
+"""Jobs one after another that fail without an outcome: the cluster, and not an item, is the problem."""
+
 _LOOK_SECONDS = 0.1
 """Python handles Ctrl-C only between bytecodes of the main thread."""
+
+_CANCEL_SECONDS = 1.0
 
 _GUIDE = "see docs/how-to/run-on-a-spark-cluster.md"
 _LOST_TASK = re.compile(r"Task (?P<partition>\d+) in stage \S+ failed \d+ times")
@@ -98,6 +103,12 @@ def _outcome(task: Task[Any, Any], item: Any, place: Place) -> Any:
         return task(item, place)
     except StatekeeperError as error:
         return error
+    except MemoryError:
+        return TaskLost(
+            "a task had too little memory",
+            hint="run this command again with a larger --memory, and give the executors more, for example "
+            "spark.executor.memoryOverhead",
+        )
     except Exception:  # noqa: BLE001 - it is raised in the driver; Spark would run the task again
         return _Defect(traceback.format_exc())
 
@@ -156,13 +167,22 @@ class SparkExecutor:
             ended(item, sent.outcome)
 
         slices = min(len(items), TASKS_PER_SLOT * self.context.defaultParallelism)
+        rounds_without = 0
         while left:
             before = dict(left)
             numbers = [list(before)[first::slices] for first in range(slices)]
             error = self._job(task, [[(one, before[one]) for one in some] for some in numbers], told)
             if error is None:
+                # Spark only logs an update of an accumulator that fails.
+                for number in list(left):
+                    ended(left.pop(number), _lost("its outcome did not arrive"))
                 break
             reason = _reason(error)
+            rounds_without = 0 if len(left) < len(before) else rounds_without + 1
+            if rounds_without >= _MOST_ROUNDS_WITHOUT:
+                for number in list(left):
+                    ended(left.pop(number), _lost(reason))
+                break
             lost = _LOST_TASK.search(str(error))
             blamed = [one for one in numbers[int(lost["partition"])] if one in left] if lost else list(left)
             if lost is None or len(numbers[int(lost["partition"])]) == 1:
@@ -196,10 +216,12 @@ class SparkExecutor:
                 with suppress(Empty):
                     told(pickle.loads(sent.get(timeout=_LOOK_SECONDS)))  # noqa: S301 - from our own task
         except BaseException:
-            # Spark may be gone, too: then its jobs are, and the first exception is the one to raise.
-            with suppress(Exception):
-                self.context.cancelJobGroup(group)
-            thread.join()
+            while thread.is_alive():
+                # Spark may be gone, too: then its jobs are, and the first exception is the one to raise. The job may not be
+                # submitted yet: then the next call cancels it.
+                with suppress(Exception):
+                    self.context.cancelJobGroup(group)
+                thread.join(_CANCEL_SECONDS)
             raise
         finally:
             _forget(outcomes)
@@ -210,7 +232,7 @@ class SparkExecutor:
         _ = self._same_release
 
     @cached_property
-    def _same_release(self) -> tuple[str, str]:
+    def _same_release(self) -> Release:
         """The release of Statekeeper and of Python here and in the Python workers. One task, which does not need it."""
         here = _release()
         try:
@@ -222,13 +244,12 @@ class SparkExecutor:
             ) from error
         if there is None:
             raise UnsupportedEnvironment(
-                "the executors have no Statekeeper; nothing was changed",
+                "the executors have no Statekeeper, or not its libraries; nothing was changed",
                 hint=f"send it to the executors, for example with --archives, {_GUIDE}",
             )
         if there != here:
             raise UnsupportedEnvironment(
-                f"the executors have Statekeeper {there[0]} on Python {there[1]}, and this process has {here[0]} on Python "
-                f"{here[1]}; nothing was changed",
+                f"the executors have {_in_words(there)}, and this process has {_in_words(here)}; nothing was changed",
                 hint=f"give the executors the same environment, {_GUIDE}",
             )
         return here
@@ -239,23 +260,35 @@ def _each(work: _Work, slices: Iterator[Sequence[tuple[int, Any]]]) -> None:
         work(iter(items))
 
 
-def _release() -> tuple[str, str]:
+Release: TypeAlias = Mapping[str, str]
+"""The version of Python, and of each library on which the bytes of new files depend."""
+
+_LIBRARIES = ("statekeeper", "pyarrow", "rocksdict")
+
+
+def _release() -> Release:
     from importlib.metadata import version
 
-    return version("statekeeper"), ".".join(platform.python_version_tuple()[:2])
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **{name: version(name) for name in _LIBRARIES}}
 
 
-def _asks_release() -> Callable[[int], tuple[str, str] | None]:
+def _in_words(release: Release) -> str:
+    return ", ".join(f"{name} {version}" for name, version in release.items())
+
+
+def _asks_release() -> Callable[[int], Release | None]:
     """A function that cloudpickle sends by value: the workers may lack Statekeeper."""
+    libraries = _LIBRARIES
 
-    def asks(_: int) -> tuple[str, str] | None:
+    def asks(_: int) -> Release | None:
         import importlib.metadata
         import importlib.util
         import platform as there
 
-        if importlib.util.find_spec("statekeeper") is None:
+        if any(importlib.util.find_spec(name) is None for name in libraries):
             return None
-        return importlib.metadata.version("statekeeper"), ".".join(there.python_version_tuple()[:2])
+        found = {name: importlib.metadata.version(name) for name in libraries}
+        return {"python": ".".join(there.python_version_tuple()[:2]), **found}
 
     return asks
 

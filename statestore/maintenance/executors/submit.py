@@ -31,6 +31,9 @@ from statekeeper.statestore.base.redaction import redacted
 END_SECONDS = 60.0
 """Time that the driver has to end after the first signal."""
 
+_KILL_SECONDS = 20.0
+"""Time that its processes have to end after SIGTERM."""
+
 _LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTED, _STDERR = "STATEKEEPER_STARTED_SPARK", "STATEKEEPER_STDERR"
@@ -44,7 +47,7 @@ def command_line(submit: Sequence[str], application: Path, arguments: Sequence[s
     Python of this process.
     """
     words = [_found(submit[0]), *submit[1:]]
-    if not _has_cluster_driver(submit) and _has(submit, _PYTHON) and not _has(submit, _DRIVER_PYTHON):
+    if not has_cluster_driver(submit) and _has(submit, _PYTHON) and not _has(submit, _DRIVER_PYTHON):
         words += ["--conf", f"{_DRIVER_PYTHON}={sys.executable}"]
     return [*words, str(application), *arguments]
 
@@ -58,7 +61,7 @@ def _has(submit: Sequence[str], setting: str) -> bool:
     return any(word.removeprefix("--conf=").partition("=")[0] == setting for word in submit)
 
 
-def _has_cluster_driver(submit: Sequence[str]) -> bool:
+def has_cluster_driver(submit: Sequence[str]) -> bool:
     """Whether the driver runs on the cluster."""
     words = " ".join(submit)
     return any(
@@ -78,7 +81,7 @@ def run(command: Sequence[str], application: Path) -> int:
     """
     _append_to_stderr()
     environment = {**os.environ, _STARTED: "1", _STDERR: f"/proc/{os.getpid()}/fd/2"}
-    if not _has_cluster_driver(command):
+    if not has_cluster_driver(command):
         environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     clock, asked, started = SystemClock(), list[float](), list[subprocess.Popen[bytes]]()
 
@@ -107,8 +110,10 @@ def run(command: Sequence[str], application: Path) -> int:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(_LOOK_SECONDS)
                 return code if code >= 0 else 128 - code
-            if asked and clock.monotonic_seconds() - asked[0] > END_SECONDS:
-                _end_all(process)
+            waited = clock.monotonic_seconds() - asked[0] if asked else 0.0
+            if waited > END_SECONDS:
+                # A JVM may hang while it ends.
+                _end_all(process, signal.SIGKILL if waited > END_SECONDS + _KILL_SECONDS else signal.SIGTERM)
 
 
 def _append_to_stderr() -> None:
@@ -146,9 +151,9 @@ def _drivers(pid: int, application: str) -> Iterator[psutil.Process]:
                     yield one
 
 
-def _end_all(process: subprocess.Popen[bytes]) -> None:
+def _end_all(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGTERM) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, how)
 
 
 def shown(command: Sequence[str]) -> str:

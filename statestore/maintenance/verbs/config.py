@@ -96,7 +96,7 @@ from typing import Any
 from statekeeper.statestore.base.durations import duration_text, parse_duration
 from statekeeper.statestore.base.errors import BadConfiguration
 from statekeeper.statestore.base.messages import counted
-from statekeeper.statestore.base.redaction import redacted
+from statekeeper.statestore.base.redaction import has_secret, redacted
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.format.limits import LARGEST_RECORD_BYTES
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
@@ -122,12 +122,6 @@ _HIGHEST_PRICE = 1e9
 _MOST_LABELS = 32
 _LONGEST_SHOWN = 80
 _LONGEST_WORD = 10_000
-_SECRET_OPTION = re.compile(
-    r"(?!.*secretKeyRef).*(?:secret|passw(?:or)?d|token|client\.secret[^=]*|(?:secret|access|account|private)[._-]?key[^=]*)=",
-    re.IGNORECASE,
-)
-"""An option of `spark-submit` with a secret. `spark.kubernetes.*.secretKeyRef` only names one."""
-
 _FORMER_KEYS = {"aside": "quarantine"}
 """Renamed keys of a policy, by former key, which works for one more release."""
 
@@ -1063,7 +1057,7 @@ class _Reader:
         for word in words:
             if len(word) > _LONGEST_WORD:
                 raise self._bad("spark.submit", f"has a word with more than {_LONGEST_WORD:,} characters", hint)
-            if _SECRET_OPTION.match(word) or redacted(word) != word:
+            if has_secret(word):
                 # Do not show the value.
                 raise self._bad(
                     "spark.submit",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,9 +10,11 @@ from pathlib import Path
 
 from statekeeper.statestore.base.errors import RefusedAsUnsafe, StatekeeperError, WrongOption
 from statekeeper.statestore.base.messages import counted
+from statekeeper.statestore.base.redaction import has_secret
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.executors.submit import has_cluster_driver
 from statekeeper.statestore.maintenance.records.history import Json, PlannedStart, StartedQuery, recorded
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
@@ -30,7 +31,8 @@ from statekeeper.statestore.store.engine.scratch import work_folder
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedQueryDrill:
-    """`batch`: the one to clone; None if there is none; `head`: the newest one, which the query must commit again."""
+    """`batch`: the one to clone; None if there is none; `head`: the newest one. The query must commit the batch after
+    `batch` again."""
 
     mode: Mode
     origin: Origin
@@ -41,17 +43,18 @@ class PlannedQueryDrill:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryDrill:
-    """The result. `problems`: errors that an audit of the clone found after the query had ended."""
+    """The result. `wanted`: the batch that the query must commit; `problems`: errors that an audit of the clone found after
+    the query had ended."""
 
     ran: Ran
-    head: int
+    wanted: int
     clone_seconds: float
     problems: tuple[str, ...] = ()
 
     @property
     def is_green(self) -> bool:
         """Return whether the query committed the batch again, into an intact checkpoint."""
-        return self.ran.batch is not None and self.ran.batch >= self.head and not self.problems
+        return self.ran.batch is not None and self.ran.batch >= self.wanted and not self.problems
 
     @property
     def explained(self) -> str:
@@ -60,10 +63,10 @@ class QueryDrill:
         if self.problems:
             return f"the query committed, but the audit of the clone has errors: {self.problems[0]}"
         if self.is_green:
-            return f"the query committed batch {self.head:,} again, {ran.seconds:,.1f} s after its start"
+            return f"the query committed batch {self.wanted:,} again, {ran.seconds:,.1f} s after its start"
         newest = "no batch" if ran.batch is None else f"batch {ran.batch:,}"
         end = "the time was over" if ran.exit_code is None else f"the command ended with exit code {ran.exit_code}"
-        return f"the query did not commit batch {self.head:,}: {end} after {ran.seconds:,.1f} s, at {newest}"
+        return f"the query did not commit batch {self.wanted:,}: {end} after {ran.seconds:,.1f} s, at {newest}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
 
     name = "drill"
     command: str = option(
-        "Also start the whole query: this command runs on a clone of the batch before the newest one, and must commit the "
+        "Start the whole query: this command runs on a clone of the batch before the newest one, and must commit the "
         f"newest batch again. {CHECKPOINT} in it becomes the location of the clone. The query must write nowhere: it finds "
         f"{VARIABLE}=1 in its environment. Restores no single stores.",
         flag="--start",
@@ -142,13 +145,10 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
 
     def record(self, plan: PlannedQueryDrill) -> Iterable[Json]:
         assert plan.batch is not None
-        assert plan.head is not None
-        yield PlannedStart(start_at=plan.batch, commit=plan.head).encode()
+        yield PlannedStart(start_at=plan.batch, commit=plan.batch + 1).encode()
 
     def execute(self, run: Run, plan: PlannedQueryDrill, work: Work[str]) -> QueryDrill:
         """Clone, start and audit. Raises as `Clone` and `start`."""
-        assert plan.batch is not None
-        assert plan.head is not None
         with work_folder(run.scratch, "drill") as folder:
             folder.mkdir(exist_ok=True)
             # As it was given: Spark reads s3a:// where Statekeeper says s3://.
@@ -168,7 +168,7 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
         return made
 
     def _made(self, run: Run, plan: PlannedQueryDrill, url: str, clone: Storage, folder: Path) -> QueryDrill:
-        assert plan.head is not None
+        assert plan.batch is not None
         began = run.clock.monotonic_seconds()
         # With the id of the query, a Delta table would skip batches of the query itself that the drill wrote by mistake.
         copy = Clone(destination=url, batch=plan.batch, new_query=True)
@@ -177,15 +177,15 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
         ran = start(
             [word.replace(CHECKPOINT, url) for word in plan.command],
             newest=lambda: catalog.newest_batch(clone),
-            wanted=plan.head,
+            wanted=plan.batch + 1,
             most_seconds=self.most_seconds,
             log=folder / "log",
             clock=run.clock,
         )
-        is_new = ran.batch is not None and plan.batch is not None and ran.batch > plan.batch
+        is_new = ran.batch is not None and ran.batch > plan.batch
         found = audit.judge(audit.gather(clone)).findings if is_new else ()
         problems = tuple(f"{one.place} {one.problem}" for one in found if one.severity is Severity.ERROR)
-        return QueryDrill(ran=ran, head=plan.head, clone_seconds=cloned - began, problems=problems)
+        return QueryDrill(ran=ran, wanted=plan.batch + 1, clone_seconds=cloned - began, problems=problems)
 
     def report(self, prepared: Prepared[PlannedQueryDrill, str, QueryDrill]) -> Report:
         plan, made = prepared.plan, prepared.made
@@ -196,7 +196,8 @@ class StartDrill(Unleased[PlannedQueryDrill, str, QueryDrill]):
             "refusals": as_objects(prepared.refusals),
         }
         planned = (
-            f"clone batch {plan.batch}, start the query on the clone, and wait until it commits batch {plan.head} again",
+            f"clone batch {plan.batch}, start the query on the clone, and wait until it commits batch "
+            f"{(plan.batch or 0) + 1} again",
             f"start: {shlex.join(plan.command)}",
             f"the query must write nowhere: it finds {VARIABLE}=1 in its environment",
         )
@@ -234,19 +235,16 @@ def _words(command: str) -> tuple[str, ...]:
             "nothing was started",
             hint="for example: --start 'spark-submit orders.py --checkpoint {checkpoint}'",
         )
-    if _is_on_the_cluster(words):
+    if (secret := next((word for word in words if has_secret(word)), None)) is not None:
+        raise WrongOption(
+            f"the command of --start has a secret: {secret.partition('=')[0]}; each user of the machine sees the words of "
+            "a command; nothing was started",
+            hint="give the secret in the environment of the command",
+        )
+    if has_cluster_driver(words):
         raise WrongOption(
             f"the command of --start starts the driver on the cluster, which does not get {VARIABLE}=1 and does not end "
             "with the command; nothing was started",
             hint="start it in client mode: leave out --deploy-mode cluster",
         )
     return words
-
-
-def _is_on_the_cluster(words: tuple[str, ...]) -> bool:
-    """Whether `spark-submit` would start the driver on another machine."""
-    pairs = itertools.pairwise(words)
-    return ("--deploy-mode", "cluster") in pairs or any(
-        word == "--deploy-mode=cluster" or word.removeprefix("--conf=") == "spark.submit.deployMode=cluster"
-        for word in words
-    )

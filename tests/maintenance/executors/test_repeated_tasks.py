@@ -278,6 +278,21 @@ def test_a_snapshot_that_is_published_after_the_end_of_an_edit_is_deleted_again(
         assert storage.stat(store.snapshot(name)) is None
 
 
+def test_a_try_that_stalls_in_its_read_back_does_not_delete_the_snapshot_of_an_edit_that_has_ended(
+    tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    root = of_spark("v2-aggregation", tmp_path)
+    storage = open_storage(str(root))
+    run = a_run(storage, tmp_path, cluster=elsewhere)
+    perform(prepare(edit_of(root), run))
+    rewrite = rewrite_journal.newest_journal(storage)
+    assert rewrite is not None
+    for store in rewrite.begun.built:
+        withdraw_if_late(storage, rewrite.begun, store)  # the first try has published, and wakes now
+        assert storage.stat(store.snapshot(rewrite.begun.stores[store])) is not None
+    assert audited(storage, scratch=tmp_path / "deep").breaks == ()
+
+
 def switched(query: Query, run: Callable[..., Run], elsewhere: Elsewhere) -> None:
     to = structure_of(query.storage).other
     done = perform(prepare(Switch(to=to, for_spark=Spark.V4_2), run(cluster=elsewhere)))

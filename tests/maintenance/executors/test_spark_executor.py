@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from statekeeper.statestore.base.errors import TaskLost
+from statekeeper.statestore.maintenance.executors.spark import SparkExecutor
 from statekeeper.statestore.storage import open_storage
 from tests.support.checkpoints import Checkpoint
 from tests.support.commands import run
-from tests.support.on_a_cluster import Ran, killed_when, on_a_cluster
+from tests.support.on_a_cluster import Ran, SquareEach, killed_when, on_a_cluster
 from tests.support.spark_clusters import SPECULATION, event_log, events, two_hosts
 
 pytestmark = pytest.mark.spark
@@ -130,6 +133,24 @@ def test_an_item_that_kills_its_worker_is_given_up_and_the_others_are_done(world
 def test_a_defect_in_a_task_is_raised_with_its_traceback(world: World) -> None:
     assert world.of_a_defect.exit_code == 1
     assert "ZeroDivisionError: 1" in world.of_a_defect.errors
+
+
+class Silent(SparkExecutor):
+    """Jobs of this cluster succeed, and no outcome arrives."""
+
+    def require_ready(self) -> None:
+        pass
+
+    def _job(self, *_: object) -> None:
+        pass
+
+
+def test_an_outcome_that_does_not_arrive_is_not_a_success() -> None:
+    told: dict[int, object] = {}
+    silent = Silent(memory_bytes=0)
+    silent.__dict__["context"] = SimpleNamespace(defaultParallelism=2)
+    silent.map(SquareEach(), range(3), lambda item, outcome: told.update({item: outcome}))
+    assert [type(told[item]) for item in range(3)] == [TaskLost] * 3
 
 
 @pytest.mark.slow

@@ -7,12 +7,16 @@ from typing import Protocol, TypeVar
 
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.workers import in_pool
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint import rewrite_journal as journal
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
+from statekeeper.statestore.checkpoint.lineage import BaseKind
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, Ending, Made
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.state_conf import StateConf
+from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.executors import Executor, Place, Task
 from statekeeper.statestore.maintenance.rewrites.engine.commit import rolled_back
 from statekeeper.statestore.maintenance.rewrites.engine.model import Progress, RewritePhase, StoreStep
@@ -142,24 +146,45 @@ def build(
     if may_be_late and taken.published is Published.NEW:
         withdraw_if_late(storage, begun, step.store)
     assert taken.digest is not None
-    return Made(taken.digest, taken.sent_tables), taken.skipped_snapshots
+    sent = taken.sent_tables if taken.published is Published.NEW else _own_tables(storage, begun, step)
+    return Made(taken.digest, sent), taken.skipped_snapshots
+
+
+def _own_tables(storage: Storage, begun: Begun, step: StoreStep) -> tuple[str, ...]:
+    """The tables of a snapshot of another try that its base does not have: a revert deletes them."""
+    path = step.store.snapshot(begun.stores[step.store])
+    named = {table.dfs_name for table in read_snapshot(storage.read(path), path).metadata.tables}
+    if step.load.base_kind is BaseKind.SNAPSHOT:
+        base = step.store.snapshot(step.load.base)
+        named -= {table.dfs_name for table in read_snapshot(storage.read(base), base).metadata.tables}
+    return tuple(sorted(named))
 
 
 def withdraw_if_late(storage: Storage, begun: Begun, store: StorePath) -> None:
-    """Delete a snapshot that this task has published after the rewrite has ended, or has moved that of another try away.
+    """Delete a snapshot that this task has published after the rewrite was rolled back or reversed, or has moved that of
+    another try away.
 
     Race: on a cluster, a task is repeated on another host, and the first try stalls; the rewrite ends without it; the query
     is edited, switched back or rolled back, which removes the snapshot of the other try; then the first try publishes its
     own, and in structure V1 no query starts beside it. Only a name with an id belongs to this run alone: see
     `_require_open`.
+
+    Race: the first try publishes, and stalls while it reads back; the other try finds its snapshot and reads it back, too;
+    the rewrite ends, and its commit needs that snapshot. In structure V2 it stays: one that no commit names does no harm.
     """
     name = begun.stores[store]
     if name.id is None:
         return
     path = store.snapshot(name)
     is_moved = storage.stat(names.quarantine(begun.run, path)) is not None
-    if is_moved or journal.ending(storage, begun) is not None:
+    ending = journal.ending(storage, begun)
+    if is_moved or ending is Ending.ABORTED or (ending is not None and _is_in_v1(storage)):
         storage.delete([path])
+
+
+def _is_in_v1(storage: Storage) -> bool:
+    newest = catalog.newest_batch(storage)
+    return newest is not None and catalog.structure_at(storage, newest) is Structure.V1
 
 
 def table_name(run: str, local_name: str, attempt: str | None = None) -> str:

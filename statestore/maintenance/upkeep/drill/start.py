@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from statekeeper.statestore.base.clock import Clock
 from statekeeper.statestore.base.errors import WrongOption
@@ -58,7 +59,7 @@ def start(
     `log`: a file for what it prints. Raises `WrongOption` if the command cannot be started.
     """
     started = clock.monotonic_seconds()
-    with log.open("wb") as output:
+    with log.open("wb") as output, _raised_signals():
         try:
             process = subprocess.Popen(  # noqa: S603 - the command is the user's
                 command,
@@ -84,6 +85,24 @@ def start(
                 clock.sleep(_LOOK_SECONDS)
         finally:
             _end(process)
+
+
+@contextmanager
+def _raised_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the body as Ctrl-C does: the query has a session of its own, and would stay."""
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, former in before.items():
+            signal.signal(one, former)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
