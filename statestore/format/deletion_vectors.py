@@ -15,8 +15,8 @@ from __future__ import annotations
 import struct
 import uuid
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class Descriptor:
     file     the id of the file; None for a vector in the action itself
     inline   the bytes of such a vector
     offset   of its size in the file
+    logged   the descriptor as the log has it; None for one that this program has made
     """
 
     file: uuid.UUID | None
@@ -54,6 +55,7 @@ class Descriptor:
     size_bytes: int
     rows: int
     inline: bytes = b""
+    logged: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def path(self) -> str:
@@ -62,22 +64,20 @@ class Descriptor:
 
     @property
     def unique_id(self) -> str:
-        """The part of the identity of a data file in the log."""
-        return f"{_ON_DISK_BY_ID}{_base85(self.file.bytes)}@{self.offset}" if self.file else _INLINE
+        """The part of the identity of a data file in the log: of the descriptor as the log has it, as in Spark."""
+        found = self.as_json()
+        place = "" if found.get("offset") is None else f"@{found['offset']}"
+        return f"{found['storageType']}{found['pathOrInlineDv']}{place}"
 
     def as_json(self) -> dict[str, Any]:
-        """Encode the descriptor for an action."""
-        if self.file is None:
-            return {
-                "storageType": _INLINE,
-                "pathOrInlineDv": _base85(self.inline + bytes(-len(self.inline) % 4)),
-                "sizeInBytes": self.size_bytes,
-                "cardinality": self.rows,
-            }
+        """Encode the descriptor for an action. One that was read stays as it was: its text is a part of its identity."""
+        if self.logged is not None:
+            return {name: value for name, value in self.logged.items() if value is not None}
+        place = {"offset": self.offset} if self.file else {}
         return {
-            "storageType": _ON_DISK_BY_ID,
-            "pathOrInlineDv": _base85(self.file.bytes),
-            "offset": self.offset,
+            "storageType": _ON_DISK_BY_ID if self.file else _INLINE,
+            "pathOrInlineDv": _base85(self.file.bytes if self.file else self.inline + bytes(-len(self.inline) % 4)),
+            **place,
             "sizeInBytes": self.size_bytes,
             "cardinality": self.rows,
         }
@@ -90,10 +90,11 @@ def parse_descriptor(found: dict[str, Any], path: str) -> Descriptor:
         kind, text = str(found["storageType"]), str(found["pathOrInlineDv"])
         size, rows = int(found["sizeInBytes"]), int(found["cardinality"])
         if kind == _INLINE:
-            return Descriptor(file=None, offset=0, size_bytes=size, rows=rows, inline=_from_base85(text)[:size])
+            inline = _from_base85(text)[:size]
+            return Descriptor(file=None, offset=0, size_bytes=size, rows=rows, inline=inline, logged=found)
         if kind == _ON_DISK_BY_ID and len(text) == _ID_LETTERS:
-            file = uuid.UUID(bytes=_from_base85(text))
-            return Descriptor(file=file, offset=int(found.get("offset") or 0), size_bytes=size, rows=rows)
+            file, offset = uuid.UUID(bytes=_from_base85(text)), int(found.get("offset") or 0)
+            return Descriptor(file=file, offset=offset, size_bytes=size, rows=rows, logged=found)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFile("has an invalid deletion vector", path=path) from error
     raise UnknownFormatVersion(

@@ -305,9 +305,7 @@ class TableHistory:
         """Add the actions of the next older version. Raises `CorruptFile`, `UnknownFormatVersion`."""
         found = list(actions)
         try:
-            for action in found:
-                if (removed := action.get("remove")) is not None:
-                    self._needed(str(removed["path"]), removed, version - 1, path)
+            # The files that a commit adds first: it wins over a removal of the same file in this commit.
             for action in found:
                 if (added := action.get("add")) is not None:
                     key = self._needed(str(added["path"]), added, self.newest, path)
@@ -320,6 +318,9 @@ class TableHistory:
                     self.metadata = self.metadata or one
                 elif (one := action.get("protocol")) is not None:
                     self.protocol = self.protocol or one
+            for action in found:
+                if (removed := action.get("remove")) is not None:
+                    self._needed(str(removed["path"]), removed, version - 1, path)
         except BAD_VALUES as error:
             raise CorruptFile(f"has an invalid action: {error!r}", path=path) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,8 @@ import pytest
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import delta_log
-from statekeeper.statestore.format.deletion_vectors import encode_file
-from statekeeper.statestore.format.delta_log import DataFile, DeltaTable
+from statekeeper.statestore.format.deletion_vectors import Descriptor, encode, encode_file
+from statekeeper.statestore.format.delta_log import DataFile, DeltaTable, TableHistory
 
 NOW_MS = 1_800_000_000_000
 SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us"))])
@@ -96,3 +97,51 @@ def test_damage_is_an_error_of_the_file() -> None:
     with pytest.raises(CorruptFile):
         delta_log.parse_last_checkpoint(b"[]")
     assert delta_log.parse_last_checkpoint(b'{"version": 3, "parts": 2}') is None
+
+
+def inline(*positions: int) -> dict[str, Any]:
+    vector = encode(np.array(positions))
+    return Descriptor(file=None, offset=0, size_bytes=len(vector), rows=len(positions), inline=vector).as_json()
+
+
+def history(*commits: list[dict[str, Any]]) -> TableHistory:
+    made = TableHistory(len(commits) - 1)
+    for version in reversed(range(len(commits))):
+        made.add(commits[version], version, delta_log.commit_path(version))
+    return made
+
+
+def action(kind: str, vector: dict[str, Any] | None = None) -> dict[str, Any]:
+    of_file = {"path": "part-1.parquet", "size": 1, "modificationTime": 1, "dataChange": True}
+    return {kind: {**of_file, **({"deletionVector": vector} if vector else {})}}
+
+
+def test_a_file_whose_vector_in_the_action_was_replaced_is_live() -> None:
+    """Both vectors are in the actions, so only their text tells them apart."""
+    first, second = inline(1), inline(1, 2)
+    found = history([action("add", first)], [action("remove", first), action("add", second)])
+    [live] = found.files.values()
+    assert live.file.vector is not None
+    assert (live.file.vector.rows, found.last_versions) == (2, {"part-1.parquet": 1})
+    table = DeltaTable()
+    for actions in ([action("add", first)], [action("add", second), action("remove", first)]):
+        table = table.after(actions, "a commit")
+    assert table.files.keys() == {"part-1.parquet"}
+
+
+def test_a_file_that_one_commit_removes_and_adds_is_live() -> None:
+    found = history([action("add")], [action("remove"), action("add")])
+    assert (len(found.files), found.last_versions) == (1, {"part-1.parquet": 1})
+
+
+def test_a_file_is_removed_with_the_vector_that_the_log_has() -> None:
+    """The offset is optional, and Spark has it in the identity of a file only if the log does."""
+    _, [vector] = encode_file([np.array([1])], uuid.uuid4())
+    raw = {name: value for name, value in vector.as_json().items() if name != "offset"}
+    [live] = history([action("add", raw)]).files.values()
+    assert live.remove(NOW_MS)["remove"]["deletionVector"] == raw
+    assert live.file.vector is not None
+    assert live.file.vector.unique_id == f"u{raw['pathOrInlineDv']}"
+    assert vector.unique_id == f"u{raw['pathOrInlineDv']}@1"
+    [of_checkpoint] = history([action("add", {**raw, "offset": None})]).files.values()
+    assert of_checkpoint.remove(NOW_MS)["remove"]["deletionVector"] == raw
