@@ -75,7 +75,10 @@ def _floor(value: Any) -> Any:
     if isinstance(value, str):
         return value[:_LONGEST_TEXT]
     if isinstance(value, dt.datetime):
-        return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000))
+        try:
+            return _moment(value - dt.timedelta(microseconds=value.microsecond % 1000))
+        except OverflowError:  # in UTC before the year 1 or after the year 9999
+            return None
     return _plain(value)
 
 
@@ -85,12 +88,10 @@ def _ceiling(value: Any) -> Any:
         return value if len(value) <= _LONGEST_TEXT else None
     if isinstance(value, dt.datetime):
         rest = value.microsecond % 1000
-        if rest == 0:
-            return _moment(value)
-        before = value - dt.timedelta(microseconds=rest)
         try:
-            return _moment(before + _MILLISECOND)
-        except OverflowError:  # after the year 9999
+            more = _MILLISECOND if rest else dt.timedelta()
+            return _moment(value - dt.timedelta(microseconds=rest) + more)
+        except OverflowError:  # in UTC before the year 1 or after the year 9999
             return None
     return _plain(value)
 
@@ -105,5 +106,6 @@ def _plain(value: Any) -> Any:
 
 def _moment(value: dt.datetime) -> str:
     # Without a zone: a timestamp without time zone.
-    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-    return text if value.tzinfo is None else f"{text}Z"
+    if value.tzinfo is None:
+        return value.isoformat(timespec="milliseconds")
+    return f"{value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

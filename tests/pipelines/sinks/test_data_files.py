@@ -110,6 +110,16 @@ def test_statistics_that_could_mislead_are_left_out():
     }
 
 
+def test_statistics_of_a_time_in_another_zone_are_in_utc():
+    columns = pa.schema([("moment", pa.timestamp("us", "America/New_York")), ("last", pa.timestamp("us", "+14:00"))])
+    statistics = FileStatistics(columns)
+    moment, last = dt.datetime(2024, 1, 1, tzinfo=UTC), dt.datetime(1, 1, 1, 3, tzinfo=UTC)
+    statistics.add(pa.table({"moment": [moment], "last": [last]}, schema=columns))
+    found = statistics.as_json()
+    assert found["minValues"] == {"moment": "2024-01-01T00:00:00.000Z", "last": "0001-01-01T03:00:00.000Z"}
+    assert found["maxValues"] == found["minValues"]
+
+
 @pytest.mark.parametrize(
     "value",
     [
