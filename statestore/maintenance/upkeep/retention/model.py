@@ -227,6 +227,7 @@ class LogFiles:
     checksums         hidden Hadoop checksums whose log is deleted
     uploads           unfinished uploads, if they were listed
     upload_problem    why they could not be listed
+    rewinds           old plans of rewinds, and the newest batch before each
     """
 
     offsets: tuple[Entry, ...] = ()
@@ -241,6 +242,7 @@ class LogFiles:
     batch_logs: tuple[BatchLogFile, ...] = ()
     uploads: tuple[UnfinishedUpload, ...] = ()
     upload_problem: str | None = None
+    rewinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def newest_seconds(self) -> float:

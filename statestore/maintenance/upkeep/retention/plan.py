@@ -270,10 +270,7 @@ class Judge:
         of_batches = (*files.offsets, *files.commits, *files.pending, *files.checksums)
         verdicts = [self._log_verdict(entry) for entry in of_batches]
         verdicts += [Verdict(e.entry.path, e.entry.size_bytes, self._batch_log_rule(e)) for e in files.batch_logs]
-        verdicts += [
-            self._record(e, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
-            for e in files.history
-        ]
+        verdicts += [self._history_verdict(entry) for entry in files.history]
         # Race: by a clock that is ahead, the announcement of a live run looks old, and its tables seem safe to use. So use
         # the clock of the storage, as far as its files show it.
         now = files.newest_seconds
@@ -284,6 +281,20 @@ class Judge:
         verdicts += [uploads.verdict(upload, self.gathered.now_seconds) for upload in files.uploads]
         verdicts += self._quarantine()
         return tuple(sorted(verdicts, key=_log_order))
+
+    def _history_verdict(self, entry: Entry) -> Verdict:
+        """Return the verdict on a record of a run. A rewind gives the query another id, and only its plan has the former
+        one of a native query. A table of the query has batches with this id."""
+        of_plans = self.gathered.logs.rewinds
+        newest = {**of_plans, **{names.outcome_of(path): one for path, one in of_plans.items()}}.get(entry.path)
+        if newest is not None and newest >= self._oldest_commit:
+            return Verdict(entry.path, entry.size_bytes, Rule.LOG)
+        return self._record(entry, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
+
+    @cached_property
+    def _oldest_commit(self) -> float:
+        batches = (batch_of(entry.path) for entry in self.gathered.logs.commits)
+        return min((batch for batch in batches if batch is not None), default=math.inf)
 
     def _quarantine(self) -> Iterator[Verdict]:
         """Yield the verdicts on quarantined files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from statekeeper.statestore.base.errors import CorruptFile, NotACheckpoint, Stat
 from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import EMPTY, VersionId
+from statekeeper.statestore.maintenance.records import former_queries
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import DeletionOutcome, RetentionPolicy, Rule
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken, TakeSnapshot
@@ -35,6 +37,25 @@ def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]
 
     runs.take_snapshots(storage, plan, ended, scratch=scratch, holder="a test", clock=SystemClock(), ids=RandomIds())
     return failed
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_of_a_rewind_stays_while_a_table_may_need_the_former_id_of_the_query(maintained: Checkpoint) -> None:
+    """A native query has its former ids nowhere else."""
+    storage, stamp = maintained.storage, "20260101T000000Z"
+    ids = {"former_query_id": "a query", "query_id": "another"}
+    kept, gone, undo = (RandomIds().fresh() for _ in range(3))
+    for run, head in ((kept, {**ids, "newest_batch": 15}), (gone, {**ids, "newest_batch": 3}), (undo, {"undo": kept})):
+        storage.create(names.history(stamp, "rewind", run, "plan"), json.dumps(head).encode() + b"\n")
+        storage.create(names.history(stamp, "rewind", run, "outcome"), b"{}\n")
+    policy = replace(AT_ONCE, history_seconds=0)
+    collect(storage, planned(storage, policy))
+    collect(storage, planned(storage, policy))
+    left = {names.history(stamp, "rewind", kept, part) for part in ("plan", "outcome")}
+    assert {path for path in paths(storage, names.HISTORY) if "-rewind-" in path} == left
+    assert former_queries.ids(former_queries.earlier_rewinds(storage, left), None) == {"a query", "another"}
 
 
 # -- kept and deleted files--------------------------------------------------------------------------------------------
