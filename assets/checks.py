@@ -210,6 +210,8 @@ def sink_tables_are_healthy(
     problems = [f"{name}: {error}" for name, error in failed.items()]
     for name, one in done.items():
         problems += [f"{name}: {finding}" for finding in one.plan.plan.findings]
+        if one.made is not None and (dropped := sum(merge.bins for merge in one.made.conflicts)):
+            problems.append(f"{name}: {counted(dropped, 'merge')} dropped, because another program changed the table")
         if left[name] > MOST_SMALL_FILES:
             notes = "".join(f"; {note}" for note in one.plan.plan.notes)
             problems.append(f"{name} has {counted(left[name], 'small file')}{notes}")

@@ -10,20 +10,24 @@ from typing import Any
 
 import click
 
+from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.cli.common import (
     FINDINGS,
     Opened,
     Output,
     complete_root,
+    error_object,
     mode_option,
     output_option,
     progress_bar,
     root_argument,
     run_of,
+    say,
     scratch_option,
     stopped_option,
 )
 from statekeeper.statestore.cli.reports import show
+from statekeeper.statestore.cli.roots import worst
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Merged, Removed
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
@@ -76,11 +80,17 @@ def optimize(
     for sink in root.sinks:
         if not output.as_json:
             click.echo(f"== {sink.name}")
-        codes.append(_optimized(_verb(root, sink.name, given), run, Output(output.as_json, shown), apply=apply))
+        try:
+            codes.append(_optimized(_verb(root, sink.name, given), run, Output(output.as_json, shown), apply=apply))
+        except StatekeeperError as error:
+            # The other tables do not depend on it.
+            say(error)
+            shown.append({"table": sink.url, "error": error_object(error)})
+            codes.append(error.exit_code)
         run = replace(run, id=run.by.ids.fresh())
     if output.as_json:
         output.show({"tables": shown}, lambda console: None)
-    sys.exit(max(codes))
+    sys.exit(worst(codes))
 
 
 def _verb(root: Opened, destination: str, given: Mapping[str, Any]) -> Optimize:
@@ -105,5 +115,6 @@ def _optimized(verb: Optimize, run: Run, output: Output, *, apply: bool) -> int:
         def told(step: Merged | Removed) -> None:
             bar.advance(files, step.files)
 
-        show(output, perform(prepared, told))
-    return code
+        performed = perform(prepared, told)
+    show(output, performed)
+    return FINDINGS if performed.made is not None and performed.made.conflicts else code

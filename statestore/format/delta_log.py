@@ -288,7 +288,8 @@ class TableHistory:
     checkpoint or of version 0.
 
     files         the data files of the newest version, by path and deletion vector
-    last_versions the newest version that needs a file, by path: of a data file, or of a file with deletion vectors
+    last_versions the newest version that needs a file, by path: of a data file, of a file with deletion vectors, or of the
+                  change data feed
     transactions  the newest transaction of each application
     """
 
@@ -318,11 +319,19 @@ class TableHistory:
                     self.metadata = self.metadata or one
                 elif (one := action.get("protocol")) is not None:
                     self.protocol = self.protocol or one
+            self.add_feed(found, version)
             for action in found:
                 if (removed := action.get("remove")) is not None:
                     self._needed(str(removed["path"]), removed, version - 1, path)
         except BAD_VALUES as error:
             raise CorruptFile(f"has an invalid action: {error!r}", path=path) from error
+
+    def add_feed(self, actions: Iterable[Mapping[str, Any]], version: int) -> None:
+        """Note the files of the change data feed in a commit: only this version needs them. `add` includes it."""
+        for action in actions:
+            if (feed := action.get("cdc")) is not None:
+                name = unquote(str(feed["path"]))
+                self.last_versions[name] = max(version, self.last_versions.get(name, version))
 
     def _needed(self, logged: str, body: Mapping[str, Any], until: int, path: str) -> tuple[str, str] | None:
         """Note the newest version that needs a file; return its key if no newer version has decided about it."""

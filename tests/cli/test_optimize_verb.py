@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from statekeeper.statestore.base.errors import NotACheckpoint
+from statekeeper.statestore.maintenance.upkeep import sink_tables
 from tests.support.commands import json_output, run
 from tests.support.sink_tables import FILES, WrittenRoot, written
 
@@ -62,3 +66,32 @@ def test_a_refusal_has_its_exit_code_and_a_way_out(made: WrittenRoot, tmp_path: 
     assert "--retired-query 22222222-0000-4000-8000-000000000000" in " ".join(refused.output.split())
     assert run("optimize", tmp_path / "root", tmp_path / "table").exit_code == 3
     assert run("optimize", tmp_path / "root", tmp_path / "table", "--no-vacuum", "--apply").exit_code == 0
+
+
+def test_a_table_that_fails_does_not_stop_the_others(made: WrittenRoot, tmp_path: Path) -> None:
+    configuration = tmp_path / "statekeeper.toml"
+    sinks = "".join(
+        f'[roots.counting.sinks.{name}]\nurl = "{url}"\n' for name, url in (("a", "nothing"), ("b", "table"))
+    )
+    configuration.write_text(f'[roots.counting]\nurl = "root"\n{sinks}')
+    done = run("--config", configuration, "optimize", "counting", "--apply", "--output", "json")
+    broken, merged = json.loads(done.stdout)["tables"]
+    assert (done.exit_code, broken["error"]["code"]) == (NotACheckpoint.exit_code, "not_a_checkpoint")
+    assert merged["merged_files"] == 3 * FILES
+    assert len(made.opened().file_uris()) == 1
+
+
+def test_a_merge_that_another_program_has_hit_is_a_finding(
+    made: WrittenRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program deletes rows while the merge is written."""
+    execute = import_module(f"{sink_tables.__name__}.execute")
+    merged = execute.merged
+
+    def disturbed(*given: Any, **how: Any) -> Any:
+        made.opened().delete("batch = 1")
+        return merged(*given, **how)
+
+    monkeypatch.setattr(execute, "merged", disturbed)
+    done = run("optimize", tmp_path / "root", tmp_path / "table", "--apply")
+    assert (done.exit_code, "1 merge of 9 files: another program removed" in done.output) == (3, True)

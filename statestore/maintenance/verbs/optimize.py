@@ -148,6 +148,9 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
         recorded = {one.path for one in plan.plan.deletions}
         kept = tuple(one for one in planned.verdicts if one.path in recorded)
         planned = replace(planned, verdicts=kept)
+        if planned.needs_stopped and not plan.plan.needs_stopped:
+            # Whether the query is stopped was not looked up, as the first plan did not need it.
+            planned = replace(planned, bins=())
         return sink_tables.execute(
             gathered,
             work.lease.guarded(plan.destination),
@@ -262,12 +265,12 @@ def _done_lines(made: Optimized) -> Iterator[str]:
     for one in made.merges:
         if one.outcome is not Outcome.COMMITTED:
             merges = f"{counted(one.bins, 'merge')} of {counted(one.files, 'file')}"
-            yield f"{merges}: {one.outcome.value}. Run the command again"
+            yield f"{merges}: {one.outcome.value}{'. Run the command again' if one.outcome.is_conflict else ''}"
     if made.removals:
         files, size_bytes = sum(one.files for one in made.removals), sum(one.size_bytes for one in made.removals)
         yield f"deleted {counted(files, 'file')}, {decimal(size_bytes)}"
     if spared := sum(one.spared for one in made.removals):
-        yield f"kept {counted(spared, 'file')}: another program has added them to the table again"
+        yield f"kept {counted(spared, 'file')}: another program has added them to the table again, or made the table again"
 
 
 def _of_step(step: Merged | Removed) -> Json:

@@ -6,6 +6,7 @@ with the same id would skip the batches that it writes again. So a rewind gives 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from statekeeper.statestore.format import file_sink, names
 from statekeeper.statestore.format.untrusted import BAD_VALUES
 from statekeeper.statestore.maintenance.rollback.rewind.facts import RewindFacts
 from statekeeper.statestore.storage import Entry, Storage
+
+_NATIVE = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""The application id of a native query is its id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ class _Commit:
     """One version of the table.
 
     written   the batch of the query that it has; None if it has none
-    unknown   an application id of another job with a `pipelines.DeltaSink`
+    unknown   an application id of another job with a `pipelines.DeltaSink`, or of another native query
     is_merge_of_files  `optimize` has merged files, which changes no row
     """
 
@@ -107,7 +111,7 @@ def _require_known(table: Storage, version: int, commit: _Commit) -> None:
     if commit.unknown is not None:
         raise RefusedAsUnsafe(
             f"contains a batch of an unknown query ({commit.unknown}). This id may be a former id of this query, so "
-            "Statekeeper cannot tell which version of the table to restore",
+            "Statekeeper cannot tell which version of the table to restore; nothing was changed",
             path=f"{table.url}/{delta_logs.commit_path(version)}",
             hint="find the version with DESCRIBE HISTORY. Then run this command without --sink",
         )
@@ -122,7 +126,7 @@ def _read(table: Storage, version: int, names: set[str]) -> _Commit:
                 operation, engine = str(body.get("operation", operation)), str(body.get("engineInfo"))
             elif (writer := str(body["appId"])) in names:
                 written = int(body["version"])
-            elif writer.startswith(delta_logs.OF_JOBS):
+            elif writer.startswith(delta_logs.OF_JOBS) or _NATIVE.fullmatch(writer) is not None:
                 unknown = writer
         except BAD_VALUES as error:
             path = f"{table.url}/{delta_logs.commit_path(version)}"

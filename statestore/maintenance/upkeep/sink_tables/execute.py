@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,13 @@ class Outcome(Enum):
     COMMITTED = "committed"
     CHANGED = "another program removed some of its files, so that it was dropped"
     OTHER_TABLE = "another program changed the columns or the protocol of the table, so that it was dropped"
+    REPLACED = "another program made the table again, or overwrote a commit of it, so that it was dropped"
+    USELESS = "its files have different columns, and would not become fewer, so that it was dropped"
+
+    @property
+    def is_conflict(self) -> bool:
+        """Return whether another program caused it: the next run plans the files again."""
+        return self in (Outcome.CHANGED, Outcome.OTHER_TABLE, Outcome.REPLACED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +56,8 @@ class Merged:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """A request that deleted files. `spared`: planned files that a later commit has added again."""
+    """A request that deleted files. `spared`: planned files that a later commit has added again, or all of them if another
+    program made the table again."""
 
     files: int
     size_bytes: int
@@ -66,6 +75,11 @@ class Optimized:
     def committed(self) -> tuple[Merged, ...]:
         """The merges that are in the table."""
         return tuple(one for one in self.merges if one.outcome is Outcome.COMMITTED)
+
+    @property
+    def conflicts(self) -> tuple[Merged, ...]:
+        """The merges that were dropped because of another program."""
+        return tuple(one for one in self.merges if one.outcome.is_conflict)
 
 
 def execute(
@@ -87,18 +101,19 @@ def execute(
     Raises `CorruptFile`, `ObjectMissing`, `UnsupportedTable`, `StorageError`.
     """
     merges, removals = list[Merged](), list[Removed]()
-    log = _Tail(table, facts.version)
+    log = _Tail(table, facts)
     with work_folder(scratch, "optimize") as folder:
         for some in _parts(planned.bins, _BINS):
             made = [(one, merged(table, one, folder, file_bytes=file_bytes, clock=clock, ids=ids)) for one in some]
-            for step in _commit(log, made, clock):
+            for step in chain(_useless(table, made), _commit(log, [one for one in made if _is_useful(*one)], clock)):
                 merges.append(step)
                 told(step)
     for deletions in _parts(planned.deletions, DELETE_BATCH):
         # A RESTORE adds files again that a former version had.
         log.follow()
-        left = [one for one in deletions if one.path not in log.added]
-        table.delete([one.path for one in left])
+        left = [one for one in deletions if one.path not in log.added] if not log.is_replaced else []
+        if left:
+            table.delete([one.path for one in left])
         size_bytes = sum(one.size_bytes for one in left)
         removals.append(Removed(files=len(left), size_bytes=size_bytes, spared=len(deletions) - len(left)))
         told(removals[-1])
@@ -111,18 +126,25 @@ class _Tail:
     added           the files that the newest of them needs
     touched         all files that they name
     is_other_table  one of them changes columns, properties or protocol
+    is_replaced     a commit that was read is gone or has other bytes: another program made the table again
     """
 
-    def __init__(self, table: Storage, version: int) -> None:
-        self.table, self.version = table, version
+    def __init__(self, table: Storage, facts: SinkFacts) -> None:
+        self.table, self.version = table, facts.version
         self.added: set[str] = set()
         self.touched: set[str] = set()
-        self.is_other_table = False
+        self.is_other_table = self.is_replaced = False
+        self._last = facts.newest_commit
 
     def follow(self) -> None:
-        """Read the commits since the last call. One request for each, and one that finds no next one."""
+        """Read the commits since the last call. A request for the last one that was read, one for each, and one that finds
+        no next one."""
+        if read_or_none(self.table, delta_log.commit_path(self.version)) != self._last:
+            self.is_replaced = True
+        if self.is_replaced:
+            return
         while (data := read_or_none(self.table, path := delta_log.commit_path(self.version + 1))) is not None:
-            self.version += 1
+            self.version, self._last = self.version + 1, data
             actions = delta_log.parse_commit(data, path)
             history = TableHistory(self.version)
             history.add(actions, self.version, path)
@@ -132,15 +154,28 @@ class _Tail:
 
     def create(self, actions: Sequence[Mapping[str, Any]]) -> bool:
         """Commit the next version. Returns False if another program has committed it."""
+        data = delta_log.encode_commit(actions)
         try:
-            self.table.create(delta_log.commit_path(self.version + 1), delta_log.encode_commit(actions))
+            self.table.create(delta_log.commit_path(self.version + 1), data)
         except AlreadyExists:
             return False
-        self.version += 1
+        self.version, self._last = self.version + 1, data
         return True
 
 
 _Made = Sequence[tuple[MergeBin, Sequence[DataFile]]]
+
+
+def _is_useful(one: MergeBin, files: Sequence[DataFile]) -> bool:
+    return len(files) < len(one.files)
+
+
+def _useless(table: Storage, made: _Made) -> Iterator[Merged]:
+    """Drop the merges after which the table would not have fewer files."""
+    dropped = [(one, files) for one, files in made if not _is_useful(one, files)]
+    if dropped:
+        table.delete([file.path for _, files in dropped for file in files])
+        yield _step(Outcome.USELESS, dropped, None)
 
 
 def _commit(log: _Tail, made: _Made, clock: Clock) -> Iterator[Merged]:
@@ -148,12 +183,14 @@ def _commit(log: _Tail, made: _Made, clock: Clock) -> Iterator[Merged]:
     not remove files, so that the merge is committed after it."""
     while True:
         log.follow()
-        kept = [(one, files) for one, files in made if not log.is_other_table and not _is_changed(one, log)]
+        is_other = log.is_other_table or log.is_replaced
+        kept = [(one, files) for one, files in made if not is_other and not _is_changed(one, log)]
         dropped = [(one, files) for one, files in made if (one, files) not in kept]
         if dropped:
             # No commit names these files.
             log.table.delete([file.path for _, files in dropped for file in files])
             outcome = Outcome.OTHER_TABLE if log.is_other_table else Outcome.CHANGED
+            outcome = Outcome.REPLACED if log.is_replaced else outcome
             yield _step(outcome, dropped, None)
         made = kept
         if not made:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import RESTORE, CorruptFile, NotACheckpoint, UnsupportedTable
+from statekeeper.statestore.base.errors import (
+    RESTORE,
+    CorruptFile,
+    NotACheckpoint,
+    UnknownFormatVersion,
+    UnsupportedTable,
+)
 from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.contents import delta_logs
 from statekeeper.statestore.contents.delta_logs import BatchSearch, ListedLog
@@ -23,8 +30,25 @@ DELETED_FILES = "delta.deletedFileRetentionDuration"
 """The property of a table with the least age of a file that VACUUM deletes."""
 _OF_PUBLISH = f"{delta_logs.OF_JOBS}state-"
 """Before the query id, in the application id of a table of state."""
-_ATOMIC = "delta-rs"
-"""The name of `deltalake` in the commits of the tasks' writer."""
+_ATOMIC = ("delta-rs", delta_logs.ENGINE)
+"""The writers that create a commit only if it does not exist: `deltalake` for the tasks of a job, and this program."""
+_LOOKS_FIRST = ("s3://", "file://")
+"""Where Spark's log stores look whether a commit exists, then write it: they are safe in one process only."""
+_BY_HAND = frozenset(
+    {
+        *("RESTORE", "CREATE TABLE", "CREATE TABLE AS SELECT", "CREATE OR REPLACE TABLE", "CONVERT", "CLONE"),
+        *(
+            "SET TBLPROPERTIES",
+            "UNSET TBLPROPERTIES",
+            "ADD COLUMNS",
+            "CHANGE COLUMN",
+            "UPGRADE PROTOCOL",
+            "ADD CONSTRAINT",
+        ),
+        *("VACUUM START", "VACUUM END"),
+    }
+)
+"""Statements that a person runs now and then: a query that writes the table has other operations."""
 _AT_ONCE = 200
 """Commits in memory."""
 _INTERVAL = re.compile(r"(?:interval\s+)?(?P<count>[0-9]+)\s+(?P<unit>second|minute|hour|day|week)s?", re.IGNORECASE)
@@ -71,7 +95,7 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
     if keep is not None and keep > policy.keep_readers_seconds:
         for_readers = _for_readers(log, now - keep)
         restored = reading.whole(for_readers)
-    others = {name for name in history.transactions if name.startswith(delta_logs.OF_JOBS)} - names_of_query
+    others = history.transactions.keys() - names_of_query
     held = [number for name, number in history.transactions.items() if name in names_of_query]
     return SinkFacts(
         root=root.url,
@@ -85,7 +109,8 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
         protocol=history.protocol,
         held=max(held, default=None),
         others=frozenset(name.removeprefix(delta_logs.OF_JOBS) for name in others if not name.startswith(_OF_PUBLISH)),
-        unmergeable=reading.unmergeable,
+        newest_commit=reading.newest_commit,
+        unmergeable=reading.unmergeable(None if restored is None else min(restored, for_readers)),
         restored=restored,
         restored_age_seconds=_age(log, log.newest if restored is None else restored, now),
         for_readers=for_readers,
@@ -123,12 +148,17 @@ class _Reading:
     def __init__(
         self, *, table: Storage, log: ListedLog, history: TableHistory, search: BatchSearch, names_of_query: set[str]
     ) -> None:
-        self.unmergeable: Unmergeable | None = None
+        self.newest_commit: bytes | None = None
         self._table, self._log, self._history, self._search = table, log, history, search
         self._names = names_of_query
         self._next = log.newest
         self._is_found = False
-        self._has_batch = False
+        self._reasons: dict[int, Unmergeable] = {}
+
+    def unmergeable(self, since: int | None) -> Unmergeable | None:
+        """Why files must not be merged beside the writers of the versions from `since` on; None if they can be."""
+        found = {reason for version, reason in self._reasons.items() if since is None or version >= since}
+        return next((reason for reason in Unmergeable if reason in found), None)
 
     def down_to(self, version: int) -> None:
         """Read the commits after a version."""
@@ -138,7 +168,10 @@ class _Reading:
 
             def read(one: int, found: dict[int, list[dict[str, Any]]] = found) -> None:
                 path = delta_log.commit_path(one)
-                found[one] = delta_log.parse_commit(self._table.read(path), path)
+                data = self._table.read(path)
+                if one == self._log.newest:
+                    self.newest_commit = data
+                found[one] = delta_log.parse_commit(data, path)
 
             at_once(read, list(range(first, self._next + 1)))
             for one in sorted(found, reverse=True):
@@ -156,7 +189,12 @@ class _Reading:
         self.down_to(base)
         for path in self._log.checkpoints[base] if base >= 0 else ():
             actions = delta_log.checkpoint_actions(OpenedObject(self._table, path), path)
-            self._history.add(actions, base, path)
+            with self._supported():
+                self._history.add(actions, base, path)
+        if base >= self._log.oldest_commit:
+            # A checkpoint has no files of the change data feed.
+            path = delta_log.commit_path(base)
+            self._history.add_feed(delta_log.parse_commit(self._table.read(path), path), base)
         if not self._history.metadata:
             raise CorruptFile(
                 "has no metadata of the table, so that its columns are unknown; nothing was changed",
@@ -167,24 +205,40 @@ class _Reading:
         return found if is_known and found >= (self._log.oldest_readable or 0) else None
 
     def _add(self, version: int, actions: Sequence[Mapping[str, Any]]) -> None:
-        self._history.add(actions, version, delta_log.commit_path(version))
+        with self._supported():
+            self._history.add(actions, version, delta_log.commit_path(version))
         of_query = [one["txn"] for one in actions if "txn" in one and one["txn"]["appId"] in self._names]
         written = max((int(one["version"]) for one in of_query), default=None)
-        if written is not None and not self._has_batch:
-            self._has_batch = True
-            self.unmergeable = _unmergeable(self._table, [one["commitInfo"] for one in actions if "commitInfo" in one])
+        commits = [one["commitInfo"] for one in actions if "commitInfo" in one]
+        reason = _unmergeable(self._table, commits, is_of_query=written is not None)
+        if reason is not None:
+            self._reasons[version] = reason
         self._is_found = self._is_found or self._search.ends_at(version, written)
 
+    @contextmanager
+    def _supported(self) -> Iterator[None]:
+        try:
+            yield
+        except UnknownFormatVersion as error:
+            raise UnsupportedTable(
+                "has deletion vectors outside of its folder, as a shallow clone has, or in folders with random names. So "
+                "this command does not support it; nothing was changed",
+                path=self._table.url,
+                hint="maintain the table with OPTIMIZE and VACUUM in Spark",
+            ) from error
 
-def _unmergeable(table: Storage, commits: Sequence[Mapping[str, Any]]) -> Unmergeable | None:
+
+def _unmergeable(table: Storage, commits: Sequence[Mapping[str, Any]], *, is_of_query: bool) -> Unmergeable | None:
     """Why files must not be merged beside the writer of this commit."""
-    if any(one.get("operation") == "MERGE" for one in commits):
+    if is_of_query and any(one.get("operation") == "MERGE" for one in commits):
         return Unmergeable.MERGES
-    # `deltalake` creates a commit only if it does not exist, as we do. Spark's log store for S3 looks first, then writes.
-    is_atomic = not table.url.startswith("s3://") or any(
-        str(one.get("engineInfo")).startswith(_ATOMIC) for one in commits
-    )
-    return None if is_atomic else Unmergeable.SPARK_ON_S3
+    if not table.url.startswith(_LOOKS_FIRST):
+        return None
+    # A commit of a query without these facts: its writer is unknown.
+    is_known = bool(commits) or not is_of_query
+    is_atomic = is_known and all(str(one.get("engineInfo")).startswith(_ATOMIC) for one in commits)
+    is_by_hand = not is_of_query and all(one.get("operation") in _BY_HAND for one in commits)
+    return None if is_atomic or is_by_hand else Unmergeable.SPARK
 
 
 def _keep_seconds(metadata: Mapping[str, Any], policy: SinkPolicy) -> float | None:

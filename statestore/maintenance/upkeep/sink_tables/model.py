@@ -50,9 +50,9 @@ class Unmergeable(Enum):
     """Why files must not be merged while the query runs. The value is the explanation for people."""
 
     MERGES = "the query writes with MERGE, which fails if files are merged at the same time"
-    SPARK_ON_S3 = (
-        "Spark writes the table on S3, where it can overwrite a commit of another process. A reader that has read the "
-        "overwritten commit would miss the rows of a batch"
+    SPARK = (
+        "Spark writes the table on S3 or on a local disk, where it can overwrite a commit of another process. A reader "
+        "that has read the overwritten commit would miss the rows of a batch"
     )
 
 
@@ -90,7 +90,8 @@ class SinkFacts:
     version         the newest version of the table
     oldest_readable the oldest version whose commits or checkpoint exist; None if there is none
     held            the newest batch of the query in the table; None if the table has none
-    others          the ids of other Python jobs that wrote the table
+    newest_commit   its commit; None if the log only has a checkpoint of it
+    others          the ids of other queries and jobs that wrote the table
     unmergeable     why files must not be merged while the query runs; None if they can be
     restored        the version that a rewind to the oldest batch restores; None if the log no longer has it
     restored_age_seconds  since the commit after it, or since that version was written
@@ -112,6 +113,7 @@ class SinkFacts:
     metadata: Mapping[str, Any]
     protocol: Mapping[str, Any]
     held: int | None
+    newest_commit: bytes | None
     others: frozenset[str]
     unmergeable: Unmergeable | None
     restored: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
@@ -207,12 +208,14 @@ def _refusals_of_deletions(facts: SinkFacts, policy: SinkPolicy) -> Iterator[Sta
             hint=f"run: ALTER TABLE {in_sql(facts.table)} SET TBLPROPERTIES ('{DELETED_FILES}' = 'interval 7 days')",
         )
     if others := sorted(facts.others - policy.retired):
+        ids = " ".join(f"--retired-query {shlex.quote(one)}" for one in sorted(facts.others))
         yield RefusedAsUnsafe(
-            f"also has batches of {counted(len(others), 'other job')}: the query {', '.join(others[:3])}. A rewind of it "
-            "may need files that this root does not need; nothing was changed",
+            f"also has batches of {counted(len(others), 'other writer')}: {', '.join(others[:3])}. A rewind of it may need "
+            "files that this root does not need, or it is a former id of this query; nothing was changed",
             path=facts.table,
-            hint="to only merge small files, add --no-vacuum, or set vacuum = false in statekeeper.toml. If this query "
-            f"never will be rolled back, add --retired-query {others[0]}",
+            hint="to only merge small files, add --no-vacuum, or set vacuum = false in statekeeper.toml. If these queries "
+            "never will be rolled back, and no retained batch is from before the newest rewind of this query, run: "
+            f"statekeeper optimize {shlex.quote(facts.root)} {shlex.quote(facts.table)} {ids}",
         )
 
 

@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import Field
 from deltalake.schema import PrimitiveType
@@ -18,8 +20,10 @@ from statekeeper.statestore.format import logs, names
 from statekeeper.statestore.maintenance.rollback import rewind
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
-from statekeeper.statestore.maintenance.verbs.contract import Prepared
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
+from statekeeper.statestore.maintenance.verbs.optimize import Optimize
 from statekeeper.statestore.storage import open_storage
+from tests.support import verbs
 from tests.support.checkpoints import copy_files
 from tests.support.roots import OTHER_QUERY, QUERY
 from tests.support.s3_server import S3Server
@@ -283,6 +287,25 @@ def test_the_table_of_another_query_or_of_two_jobs_is_refused(made: WrittenRoot,
         planned(WrittenRoot(made.root, open_storage(str(tmp_path / "nothing"))), scratch)
 
 
+def test_a_table_of_two_native_queries_is_refused_with_a_command_that_names_both_others(tmp_path: Path) -> None:
+    checkpoint = open_storage(str(unpacked(NATIVE, tmp_path / "checkpoint")))
+    query = logs.parse_metadata(checkpoint.read("metadata"), "metadata")
+    made = written(tmp_path, 0)
+    third = "33333333-0000-4000-8000-000000000000"
+    for number, application in enumerate((query, OTHER_QUERY, third)):
+        made.write(number, application=application)
+    native = replace(made, root=replace(made.root, storage=checkpoint))
+    [refusal] = planned(native, tmp_path / "scratch").plan.plan.refusals
+    assert isinstance(refusal, RefusedAsUnsafe)
+    command = str(refusal).partition("run: ")[2].split()
+    assert command[:2] == ["statekeeper", "optimize"]
+    assert command[-4:] == ["--retired-query", OTHER_QUERY, "--retired-query", third]
+    retired = {"retired_queries": (OTHER_QUERY, third)}
+    assert planned(native, tmp_path / "scratch", **retired).plan.plan.refusals == ()
+    with pytest.raises(RefusedAsUnsafe, match="unknown query"):
+        rewind.delta_position(made.table, {query}, 0)
+
+
 FEATURES = {
     "delta.columnMapping.mode": ("name", "column mapping", True),
     "delta.enableRowTracking": ("true", "row tracking", True),
@@ -324,6 +347,122 @@ def test_files_that_spark_writes_to_s3_are_merged_only_while_the_query_is_stoppe
     assert "Spark writes the table on S3" in running.plan.plan.notes[0]
     stopped = planned(in_bucket, tmp_path / "scratch", stopped=True)
     assert (len(stopped.plan.plan.bins), stopped.plan.plan.needs_stopped) == (1, True)
+
+
+@pytest.mark.parametrize("operation", ["OPTIMIZE", "RESTORE"])
+def test_an_older_commit_of_spark_counts_unless_it_was_a_statement_of_a_person(
+    made: WrittenRoot, tmp_path: Path, operation: str
+) -> None:
+    log = tmp_path / "table/_delta_log"
+    info = {"commitInfo": {"operation": operation, "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.2.0"}}
+    (log / f"{made.opened().version() + 1:020}.json").write_text(json.dumps(info) + "\n")
+    made.grow(1)
+    found = planned(made, tmp_path / "scratch").plan.plan
+    assert (found.bins == ()) is (operation == "OPTIMIZE")
+    assert [*found.notes] == [] or "local disk" in found.notes[0]
+
+
+def test_the_change_data_feed_of_a_readable_version_stays(made: WrittenRoot, tmp_path: Path) -> None:
+    scratch, table = tmp_path / "scratch", tmp_path / "table"
+    (table / "_change_data").mkdir()
+    feeds = ["_change_data/cdc-1.parquet", "_change_data/cdc-2.parquet"]
+    for name in feeds:
+        (table / name).write_bytes(b"rows")
+    version = made.opened().version()
+    for number, name in enumerate(feeds):
+        cdc = {"cdc": {"path": name, "partitionValues": {}, "size": 4, "dataChange": False}}
+        actions = [{"commitInfo": {"operation": "DELETE", "engineInfo": "delta-rs:py-1"}}, cdc]
+        (table / f"_delta_log/{version + 1 + number:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
+        if number == 0:
+            made.root.grow(1, keys=2)
+            made.write(made.newest)
+            version += 1
+    made.opened().create_checkpoint()
+    assert planned(made, scratch, by=in_days(30)).plan.plan.deletions == []
+    made.grow(2)
+    made.retain(1, scratch)
+    kept = planned(made, scratch, by=in_days(0.5)).plan.plan
+    assert [one.path for one in kept.deletions if one.path in feeds] == []
+    deleted = [one.path for one in planned(made, scratch, by=in_days(30)).plan.plan.deletions]
+    assert deleted == feeds
+
+
+def test_a_table_with_deletion_vectors_elsewhere_is_refused_with_a_way_out(made: WrittenRoot, tmp_path: Path) -> None:
+    vector = {
+        "storageType": "p",
+        "pathOrInlineDv": "s3://other/deletion_vector.bin",
+        "sizeInBytes": 1,
+        "cardinality": 1,
+    }
+    add = {"path": "part-1.parquet", "size": 1, "modificationTime": 0, "partitionValues": {}, "deletionVector": vector}
+    newest = tmp_path / f"table/_delta_log/{made.opened().version() + 1:020}.json"
+    newest.write_text(json.dumps({"add": add}) + "\n")
+    with pytest.raises(UnsupportedTable, match="OPTIMIZE and VACUUM in Spark"):
+        planned(made, tmp_path / "scratch")
+
+
+def test_a_table_that_was_made_again_is_left_alone(made: WrittenRoot, tmp_path: Path) -> None:
+    scratch, log = tmp_path / "scratch", tmp_path / "table/_delta_log"
+    optimized(made, scratch)
+    made.grow(2)
+    made.retain(1, scratch)
+    prepared = planned(made, scratch, by=in_days(30))
+    assert prepared.plan.plan.bins
+    assert prepared.plan.plan.deletions
+    files = made.data_files()
+    for path in log.iterdir():
+        path.unlink()
+    again = {path.name for path in log.iterdir()}
+    (log / f"{0:020}.json").write_text(json.dumps({"metaData": {"id": "another table"}}) + "\n")
+    done = executed(made, prepared, scratch)
+    assert [one.outcome for one in done.merges] == [Outcome.REPLACED]
+    assert {one.files for one in done.removals} == {0}
+    assert {path.name for path in log.iterdir()} - again == {f"{0:020}.json"}
+    assert made.data_files() == files
+
+
+def test_a_merge_that_the_second_plan_needs_a_stopped_query_for_is_left_out(made: WrittenRoot, tmp_path: Path) -> None:
+    """The first plan needed none, so that nobody looked whether the query is stopped."""
+    small = written(tmp_path / "small", 1)
+    prepared = planned(small, tmp_path / "scratch", stopped=True)
+    small.grow(1)
+    newest = Path(small.url, f"_delta_log/{small.opened().version():020}.json")
+    newest.write_text(newest.read_text().replace("delta-rs:py-", "Apache-Spark/4.2.0 Delta-Lake/"))
+    assert (prepared.plan.plan.bins, planned(small, tmp_path / "scratch", stopped=True).plan.plan.bins != ()) == (
+        (),
+        True,
+    )
+    version = small.opened().version()
+    # The plan has work, as when it deletes files.
+    left = tmp_path / f"small/table/part-00000-{RandomIds().fresh()}.snappy.parquet"
+    left.write_bytes(b"rows")
+    verb_run = verbs.a_run(small.root.storage, by=in_days(30), scratch=tmp_path, stopped=True, other=small.table)
+    first = prepare(Optimize(destination=small.table.url, no_compact=True), verb_run)
+    made_first = replace(first, verb=Optimize(destination=small.table.url))
+    assert perform(made_first).made is not None
+    assert (small.opened().version(), left.exists()) == (version, False)
+
+
+def test_a_merge_after_which_there_are_not_fewer_files_is_dropped(tmp_path: Path) -> None:
+    made = written(tmp_path, 0)
+    for batch in range(4):
+        made.write(batch)
+    made.root.grow(4, keys=2)
+    log = tmp_path / "table/_delta_log"
+    columns = (pa.table({"batch": [1]}), pa.table({"number": [1]}))
+    for path in log.glob("*.json"):
+        adds = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, one in enumerate([one["add"] for one in adds if "add" in one]):
+            file = tmp_path / "table" / one["path"]
+            pq.write_table(columns[(int(path.stem) + number) % 2], file)
+            one["size"] = file.stat().st_size
+            one["modificationTime"] = int(path.stem) * 10 + number
+        path.write_text("".join(json.dumps(one) + "\n" for one in adds))
+    before = made.data_files()
+    version = made.opened().version()
+    done = optimized(made, tmp_path / "scratch")
+    assert ([one.outcome for one in done.merges], done.conflicts) == ([Outcome.USELESS], ())
+    assert (made.opened().version(), made.data_files()) == (version, before)
 
 
 def test_a_table_in_a_bucket_is_merged_and_cleaned(made: WrittenRoot, tmp_path: Path, s3_server: S3Server) -> None:

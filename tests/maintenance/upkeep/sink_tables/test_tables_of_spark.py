@@ -50,7 +50,7 @@ def test_spark_reads_the_rows_of_each_type_after_a_merge_as_before(
         return sorted(map(repr, delta_session.read.format("delta").load(made.url).collect()))
 
     before = found()
-    [merge] = optimized(made, tmp_path / "scratch").committed
+    [merge] = optimized(made, tmp_path / "scratch", stopped=True).committed
     assert (merge.files, merge.made) == (4, 1)
     assert found() == before
     # Delta answers this query from the statistics in its log.
