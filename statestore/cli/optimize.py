@@ -40,7 +40,9 @@ from statekeeper.statestore.maintenance.verbs.optimize import Optimize
 @click.option("--apply", is_flag=True, help="Merge and delete the files of the plan.")
 @verb_options(Optimize)
 @mode_option("--apply requires full.")
-@stopped_option("Used only to merge the small files of a query that writes with MERGE.")
+@stopped_option(
+    "Used only to merge small files that a query writes with MERGE, or through Spark on S3 or on a local disk."
+)
 @scratch_option
 @output_option
 def optimize(
