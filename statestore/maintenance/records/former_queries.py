@@ -15,25 +15,14 @@ from statekeeper.statestore.storage import Storage, read_lines
 
 def earlier_rewinds(storage: Storage, paths: Iterable[str]) -> list[dict[str, Any]]:
     """Return the heads of the plans of the earlier rewinds whose records retention has kept."""
-    return list(_heads(storage, paths).values())
-
-
-def rewound_from(storage: Storage, paths: Iterable[str]) -> dict[str, int]:
-    """Return the plans of earlier rewinds, and the newest batch before each. A table may need the id that the query had
-    then, as long as a batch up to this one is retained. One request for each plan."""
-    heads = _heads(storage, paths)
-    return {path: newest for path, body in heads.items() if isinstance(newest := body.get("newest_batch"), int)}
-
-
-def _heads(storage: Storage, paths: Iterable[str]) -> dict[str, dict[str, Any]]:
-    found = {}
+    found = []
     for path in paths:
         if names.parse_history(path) == ("rewind", "plan"):
             # The plan of an undo, or damaged. A plan has a line for each file, so its size has no limit.
             with suppress(*BAD_VALUES, StopIteration, ObjectMissing, CorruptFile):
                 body = parsed_json(next(read_lines(storage, path)))
                 if {"former_query_id", "query_id"} <= body.keys():
-                    found[path] = body
+                    found.append(body)
     return found
 
 

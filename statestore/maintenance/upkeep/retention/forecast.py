@@ -28,6 +28,7 @@ _ASK_AGAIN = {
     Rule.REUSABLE: "after the query is stopped, with: gc --orphans --confirm-stopped",
     Rule.UPLOADED: "after the query is stopped, with: gc --orphans --confirm-stopped",
     Rule.PARTITION: "when the retention floor has passed the rescale, after a snapshot of each store",
+    Rule.FORMER_ID: "never, because the table of the query may have batches with this id",
     Rule.HELD: "after the findings of the audit are resolved",
     Rule.UNKNOWN: "because gc deletes only recognized files",
 }

@@ -16,7 +16,7 @@ from statekeeper.statestore.checkpoint.origin import Origin, origin_of
 from statekeeper.statestore.contents.chain import Chain, StoredSnapshot, look_at_snapshot, walk
 from statekeeper.statestore.format import names, savepoint_names
 from statekeeper.statestore.format.names import StorePath, VersionId
-from statekeeper.statestore.maintenance.records import announcements, former_queries, holds, quarantine
+from statekeeper.statestore.maintenance.records import announcements, holds, quarantine
 from statekeeper.statestore.maintenance.records.history import FailedSnapshot, newest_outcome_among
 from statekeeper.statestore.maintenance.records.holds import Hold
 from statekeeper.statestore.maintenance.upkeep import verification
@@ -64,8 +64,6 @@ def gather(storage: Storage, policy: RetentionPolicy, *, clock: Clock, everythin
         unfinished, problem = uploads.find(storage)
         logs = replace(logs, uploads=unfinished, upload_problem=problem)
     now = clock.now_seconds()
-    old = [one.path for one in logs.history if not is_young(one, policy.history_seconds, now)]
-    logs = replace(logs, rewinds=former_queries.rewound_from(storage, old))
     if heads is None:
         return RetentionFacts(origin=origin, log=None, chains=(), strays={}, logs=logs, wanted_floor=0, now_seconds=now)
     # This rejects state stores other than RocksDB, whose files have other names.

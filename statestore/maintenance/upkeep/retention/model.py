@@ -54,6 +54,9 @@ class Rule(Enum):
         "of a partition that a rescale removed; kept until no retained batch has it and a second snapshot exists"
     )
     STARTS = "Spark reads this file when it starts from the oldest retained batch"
+    FORMER_ID = (
+        "record of a rewind with a former id of the query, by which optimize and rewind know its batches in a table"
+    )
     HELD = "kept because of a finding; run: statekeeper audit ROOT"
     UNKNOWN = "unrecognized file"
     SUPERSEDED = "older than the snapshot from which the oldest retained version is restored"
@@ -227,7 +230,6 @@ class LogFiles:
     checksums         hidden Hadoop checksums whose log is deleted
     uploads           unfinished uploads, if they were listed
     upload_problem    why they could not be listed
-    rewinds           old plans of rewinds, and the newest batch before each
     """
 
     offsets: tuple[Entry, ...] = ()
@@ -242,7 +244,6 @@ class LogFiles:
     batch_logs: tuple[BatchLogFile, ...] = ()
     uploads: tuple[UnfinishedUpload, ...] = ()
     upload_problem: str | None = None
-    rewinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def newest_seconds(self) -> float:

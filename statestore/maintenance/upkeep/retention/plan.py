@@ -283,18 +283,12 @@ class Judge:
         return tuple(sorted(verdicts, key=_log_order))
 
     def _history_verdict(self, entry: Entry) -> Verdict:
-        """Return the verdict on a record of a run. A rewind gives the query another id, and only its plan has the former
-        one of a native query. A table of the query has batches with this id."""
-        of_plans = self.gathered.logs.rewinds
-        newest = {**of_plans, **{names.outcome_of(path): one for path, one in of_plans.items()}}.get(entry.path)
-        if newest is not None and newest >= self._oldest_commit:
-            return Verdict(entry.path, entry.size_bytes, Rule.LOG)
-        return self._record(entry, self._policy.history_seconds, Rule.OLD_RECORD, self.gathered.now_seconds)
-
-    @cached_property
-    def _oldest_commit(self) -> float:
-        batches = (batch_of(entry.path) for entry in self.gathered.logs.commits)
-        return min((batch for batch in batches if batch is not None), default=math.inf)
+        """Return the verdict on a record of a run. A rewind gives the query another id, and its table keeps batches with
+        the former one. In a native root, only the plan of the rewind has it; in an own root, the binding."""
+        verb, _ = names.parse_history(entry.path) or ("", "")
+        has_id = verb == "rewind" and self.gathered.origin is Origin.NATIVE
+        rule = Rule.FORMER_ID if has_id else Rule.OLD_RECORD
+        return self._record(entry, self._policy.history_seconds, rule, self.gathered.now_seconds)
 
     def _quarantine(self) -> Iterator[Verdict]:
         """Yield the verdicts on quarantined files.

@@ -42,20 +42,27 @@ def snapshots_that_failed(storage: Storage, scratch: Path) -> list[TakeSnapshot]
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_of_a_rewind_stays_while_a_table_may_need_the_former_id_of_the_query(maintained: Checkpoint) -> None:
-    """A native query has its former ids nowhere else."""
-    storage, stamp = maintained.storage, "20260101T000000Z"
-    ids = {"former_query_id": "a query", "query_id": "another"}
-    kept, gone, undo = (RandomIds().fresh() for _ in range(3))
-    for run, head in ((kept, {**ids, "newest_batch": 15}), (gone, {**ids, "newest_batch": 3}), (undo, {"undo": kept})):
-        storage.create(names.history(stamp, "rewind", run, "plan"), json.dumps(head).encode() + b"\n")
-        storage.create(names.history(stamp, "rewind", run, "outcome"), b"{}\n")
+@pytest.mark.parametrize("of_spark", [False, True], ids=["own", "native"])
+def test_the_plan_of_a_rewind_stays_if_only_it_has_the_former_id_of_the_query(
+    maintained: Checkpoint, of_spark: bool
+) -> None:
+    """A Python job has its former ids in its binding."""
+    storage = as_sparks(maintained).storage if of_spark else maintained.storage
+    head = {"former_query_id": "a query", "query_id": "another", "newest_batch": 15}
+    made = set[str]()
+    for verb in ("rewind", "repair"):
+        run = RandomIds().fresh()
+        for part in ("plan", "outcome"):
+            path = names.history("20260101T000000Z", verb, run, part)
+            storage.create(path, json.dumps(head).encode() + b"\n")
+            made.add(path)
     policy = replace(AT_ONCE, history_seconds=0)
-    collect(storage, planned(storage, policy))
-    collect(storage, planned(storage, policy))
-    left = {names.history(stamp, "rewind", kept, part) for part in ("plan", "outcome")}
-    assert {path for path in paths(storage, names.HISTORY) if "-rewind-" in path} == left
-    assert former_queries.ids(former_queries.earlier_rewinds(storage, left), None) == {"a query", "another"}
+    for _ in range(2):
+        collect(storage, planned(storage, policy))
+    left = paths(storage, names.HISTORY) & made
+    assert left == ({path for path in made if "-rewind-" in path} if of_spark else set())
+    known = former_queries.ids(former_queries.earlier_rewinds(storage, left), None)
+    assert known == ({"a query", "another"} if of_spark else set())
 
 
 # -- kept and deleted files--------------------------------------------------------------------------------------------
