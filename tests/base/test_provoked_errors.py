@@ -166,6 +166,10 @@ PROVOKED: dict[type[StatekeeperError], tuple[str, str]] = {
         "test_a_misspelt_column_names_the_column_that_was_meant_and_the_line",
     ),
     errors.SparkDied: ("pipelines/jobs/test_failures.py", "test_a_job_whose_jvm_is_killed_says_so"),
+    errors.TaskLost: (
+        "maintenance/executors/test_spark_executor.py",
+        "test_an_item_that_kills_its_worker_is_given_up_and_the_others_are_done",
+    ),
     errors.UnsupportedEnvironment: ("pipelines/startup/test_inputs.py", "test_a_query_without_an_input_is_rejected"),
     errors.PortInUse: (
         "assets/test_platform.py",

@@ -204,7 +204,7 @@ def require_as_here(
 
 
 def test_copies_and_rewrites_on_a_cluster_do_what_they_do_on_this_machine(tmp_path: Path) -> None:
-    require_as_here(tmp_path, [{"partitions": 4}], ["v1-aggregation"], is_short=True)
+    require_as_here(tmp_path, [{"partitions": 2}], ["v1-aggregation"], is_short=True)
 
 
 @pytest.mark.slow

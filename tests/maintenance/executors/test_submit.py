@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyspark import SparkContext
 
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.cli.application import APPLICATION
@@ -25,8 +26,10 @@ from tests.support.submitted import SUBMIT, spark_table
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Checkpoint:
-    """A root whose work is Spark's, beside a small one."""
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """A root whose work is Spark's, beside a small one. This process has no session, also after other tests with Spark."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     (tmp_path / "statekeeper.toml").write_text(
         '[roots.large]\nurl = "large"\nexecutor = "spark"\n[roots.small]\nurl = "small"\n'
     )

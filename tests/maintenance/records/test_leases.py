@@ -232,8 +232,7 @@ COPIES = "statekeeper.statestore.maintenance.copies"
 
 def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have a pool of their own."""
-    for copies in ("clones", "mirrors"):
-        monkeypatch.setattr(import_module(f"{COPIES}.{copies}.execute"), "AT_ONCE", 1)
+    monkeypatch.setattr(import_module(f"{COPIES}.clones.execute"), "AT_ONCE", 1)
     monkeypatch.setattr(parallel, "AT_ONCE", 1)
 
 

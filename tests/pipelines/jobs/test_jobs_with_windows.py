@@ -84,7 +84,7 @@ def test_windows_close_once_across_snapshots_deletions_a_rescale_and_a_new_host(
     clean(open_storage(root), tmp_path / "scratch")
 
 
-@pytest.mark.parametrize("log", LogLayout)
+@pytest.mark.parametrize("log", [LogLayout.BATCH, pytest.param(LogLayout.STORES, marks=pytest.mark.slow)])
 def test_windows_close_once_when_the_batch_that_closes_them_crashes_in_each_phase(
     job: Stream, twin: Stream, log: LogLayout
 ) -> None:

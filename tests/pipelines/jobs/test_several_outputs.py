@@ -164,7 +164,7 @@ def test_a_release_that_chooses_its_writers_completes_the_batch_of_one_that_name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log", LogLayout)
+@pytest.mark.parametrize("log", [LogLayout.BATCH, pytest.param(LogLayout.STORES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("writers", [ROWS_ROWS, FILES_FILES])
 def test_a_job_that_dies_before_its_first_sink_computes_a_new_attempt(job, writers, log):
     job.stream.log = log

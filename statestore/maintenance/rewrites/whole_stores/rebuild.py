@@ -269,10 +269,11 @@ def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: M
     if executor.is_here:
         rebuild_here(work, planned, group, machine, read_rows)
     else:
-        _Elsewhere(work, planned, group, executor, machine.scratch).rebuild(read_rows)
+        rebuilt = _Elsewhere(work=work, planned=planned, group=group, executor=executor, scratch=machine.scratch)
+        rebuilt.rebuild(read_rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Elsewhere:
     """Rebuilds a group by tasks elsewhere."""
 
