@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -104,7 +105,8 @@ def _executor(executors: int, scratch: Path) -> Executor:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.pyspark.python", sys.executable).getOrCreate()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return SparkExecutor(memory_bytes=_MEMORY_BYTES)
 
