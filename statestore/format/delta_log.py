@@ -65,7 +65,7 @@ def parse_log_file(path: str) -> int | None:
 class DataFile:
     """A data file that belongs to a table.
 
-    rows     in the file; those in its deletion vector do not belong to the table
+    rows     in the file; those in its deletion vector do not belong to the table. -1 if the log does not have it
     values   of the partition columns, as text
     stats    as the log has it
     """
@@ -85,7 +85,7 @@ class DataFile:
 
     def add(self, *, changes_data: bool) -> dict[str, Any]:
         """Encode the action that adds the file, or that replaces its deletion vector."""
-        stats = {**self.stats, "numRecords": self.rows}
+        stats: dict[str, Any] = {**self.stats} if self.rows < 0 else {**self.stats, "numRecords": self.rows}
         if self.vector is not None:
             stats["tightBounds"] = False
         action: dict[str, Any] = {

@@ -22,6 +22,7 @@ import pyarrow as pa
 from statekeeper.statestore.base.clock import Clock, Ids
 from statekeeper.statestore.base.errors import CorruptFile, DestinationNotEmpty, RefusedAsUnsafe
 from statekeeper.statestore.format import delta_log
+from statekeeper.statestore.format.deletion_vectors import Positions
 from statekeeper.statestore.format.delta_log import DataFile, DeltaTable
 from statekeeper.statestore.format.types import arrow_schema, spark_schema_json
 from statekeeper.statestore.maintenance.copies.history_tables.rows import UNFINISHED, Row, table_of
@@ -256,7 +257,9 @@ class HistoryWriter:
             self._keep_rest(table.files[path], replaced)
         merging = self._files_writer()
         for file in small:
-            self._copy(file, np.arange(file.rows, dtype=np.int64), merging)
+            self._copy(file, None, merging)
+        if small:
+            files.require_all(merging.rows, small, self.found.storage.url)
         made, merged, now_ms = self._writer.finish(), merging.finish(), int(self.clock.now_seconds() * 1000)
         actions = [
             *self._described(table, now_ms),
@@ -276,7 +279,7 @@ class HistoryWriter:
         return Written(
             rows=rows,
             replaced_runs=len(replaced),
-            expired_rows=sum(one.rows for one in removed if one.path in planned.expired),
+            expired_rows=sum(max(0, one.rows) for one in removed if one.path in planned.expired),
             merged_files=len(small),
             deleted_files=len(planned.garbage),
             version=table.version,
@@ -299,7 +302,7 @@ class HistoryWriter:
         positions = [number for number, row in enumerate(rows) if (row["root"], row["run"]) not in replaced]
         self._copy(file, np.array(positions, np.int64), self._writer)
 
-    def _copy(self, file: DataFile, positions: np.typing.NDArray[np.int64], writer: FilesWriter) -> None:
+    def _copy(self, file: DataFile, positions: Positions | None, writer: FilesWriter) -> None:
         for rows in files.rows_at(self.found.storage, file, positions, self.found.schema):
             writer.add(rows)
 

@@ -311,6 +311,7 @@ class _Run:
                 for rows in files.live_rows(self.storage, file, self.columns.schema, nothing):
                     writer.add(rows)
                 self.told(Progress(file.path, file.live_rows))
+            files.require_all(writer.rows, chosen, self.storage.url)
             merged, now_ms = writer.finish(), self._now_ms()
             actions = [
                 *(file.remove(now_ms, changes_data=False) for file in chosen),
@@ -441,11 +442,13 @@ def _raised(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any
 
 def compactable(table: DeltaTable) -> list[DataFile]:
     """Choose the data files to merge: all of about one size and one partition if there are `_SMALL_FILES`, and those with
-    many deleted rows. Deterministic."""
+    many deleted rows. A file whose number of rows the log does not have stays as it is. Deterministic."""
     chosen: dict[str, DataFile] = {}
     tiers: dict[tuple[tuple[tuple[str, str | None], ...], int], list[DataFile]] = {}
     for path in sorted(table.files):
         file = table.files[path]
+        if file.rows < 0:
+            continue
         if file.live_rows < file.rows * (1 - _MOST_DELETED):
             chosen[path] = file
         elif file.live_rows < files.FILE_ROWS / 2 and file.size_bytes < files.FILE_BYTES / 2:

@@ -155,8 +155,11 @@ def identities(storage: Storage, file: DataFile) -> Iterator[Identities]:
         raise _unreadable(file, error) from error
 
 
-def rows_at(storage: Storage, file: DataFile, positions: Positions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read rows of a data file in the columns of the table, in order. Only their row groups are read."""
+def rows_at(
+    storage: Storage, file: DataFile, positions: Positions | None, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Read rows of a data file in the columns of the table, in order. Only their row groups are read. `positions`: None for
+    all rows."""
     yield from _rows_at(storage, file, positions, schema, with_identities=False)
 
 
@@ -189,8 +192,24 @@ def _rows_at(
 def live_rows(storage: Storage, file: DataFile, schema: pa.Schema, without: Positions) -> Iterator[pa.RecordBatch]:
     """Read the rows of a data file that belong to the table, with their hashes. `without`: more positions to leave out."""
     left = np.union1d(deleted_positions(storage, file), without)
-    kept = np.setdiff1d(np.arange(file.rows, dtype=np.int64), left, assume_unique=True) if len(left) else None
+    kept = None
+    if len(left):
+        # Not the number in the log: a file of another program may have none.
+        rows = np.arange(opened(storage, file).metadata.num_rows, dtype=np.int64)
+        kept = np.setdiff1d(rows, left, assume_unique=True)
     yield from _rows_at(storage, file, kept, schema, with_identities=True)
+
+
+def require_all(merged: int, chosen: Sequence[DataFile], url: str) -> None:
+    """Raise `CorruptFile` if a merge has not as many rows as its files have in the log."""
+    expected = sum(file.live_rows for file in chosen)
+    if merged != expected:
+        raise CorruptFile(
+            f"a merge of {len(chosen):,} files has {merged:,} rows, but the log has {expected:,}; nothing was committed",
+            path=f"{url}/{chosen[0].path}",
+            hint="compare the numbers of rows in the log of the table with its files, the first of which is named here; "
+            "restore a changed file, or choose another location",
+        )
 
 
 def _column(rows: pa.Table, one: pa.Field, file: DataFile) -> pa.ChunkedArray:
