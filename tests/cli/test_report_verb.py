@@ -143,6 +143,8 @@ def kept(made: Path, tmp_path: Path) -> Path:
         a_run(storage, "gc", now - day * DAY, plan=plan, outcome=[{"outcome": "done", "files": 5, "bytes": 10**9}])
     a_run(storage, "gc", now - 21 * DAY, plan=[{"head": 3}], outcome=[])
     a_run(storage, "rescale", now - 5 * DAY, plan=[{"rewrite": "rescale", "batch": 3, "partitions": 64}], outcome=[])
+    for number in range(12):
+        a_run(storage, "publish", now - 3 * DAY + number, plan=[{"batch": 4}], outcome=[])
     failed = FailedRun(failed="the lease is lost", code="lease_lost").encode()
     a_run(storage, "switch", now - 4 * DAY, plan=[{"to": "v2", "batch": 4}], outcome=[failed])
     return tmp_path / "kept"
@@ -197,6 +199,7 @@ def test_the_page_names_the_changes_of_the_state_and_the_target_of_the_restore(k
     assert "rescale 3 rewrite rescale, partitions 64 done" in changes
     assert changes.index("switch") < changes.index("rescale")
     assert "gc" not in changes
+    assert "publish" not in changes
     assert "target 90.00 s" in text
     assert "The predicted restore is within the target of the configuration." in text
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.maintenance.copies.history_tables import HEALTH, RUNS, STEPS
+from statekeeper.statestore.maintenance.copies.history_tables import CHANGES_STATE, HEALTH, RUNS, STEPS
 from statekeeper.statestore.maintenance.records.history import DrilledStore, FailedRun
 from statekeeper.statestore.storage import open_storage
 from tests.support.clocks import SleeplessClock
@@ -50,6 +50,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
         ],
         outcome=[{"store": "state/0/0", "outcome": "done", "files": 1, "bytes": 500}, {"outcome": "changed"}],
     )
+    a_run(
+        orders.storage,
+        "optimize",
+        INCIDENT + 30,
+        plan=[
+            {"table": "s3://prod/sales", "table_version": 5, "kept_from": 3, "oldest_batch": 1, "merges": 4},
+            {"delete": "part-1.parquet", "bytes": 10, "rule": "unneeded"},
+            {"delete": "part-2.parquet", "bytes": 10, "rule": "unneeded"},
+        ],
+        outcome=[
+            {"outcome": "committed", "merged": 4, "bytes": 40, "made": 1, "made_bytes": 30, "version": 6},
+            {"outcome": "done", "files": 1, "bytes": 10, "spared": ["part-2.parquet"]},
+        ],
+    )
+    a_run(clicks.storage, "publish", INCIDENT, plan=[{"batch": 3}], outcome=[])
     a_run(orders.storage, "switch", INCIDENT + 60, plan=[{"to": "v2", "batch": 8}], outcome=[])
     good = {**DRILLED, "verdict": "same", "seconds": 4.0, "predicted_seconds": 2.0}
     bad = {**DRILLED, "verdict": "differs", "seconds": 1.0, "predicted_seconds": 1.0}
@@ -96,7 +111,8 @@ def test_each_query_of_the_page_has_its_answer(ask: Ask) -> None:
     assert answers["1"][0]["last_drill"].timestamp() == pytest.approx(NOW - 20 * DAY, abs=1)
 
     assert [(row["query"], row["path"], row["reason"]) for row in answers["2"]] == [
-        ("orders", "state/0/0/1.zip", "superseded")
+        ("orders", "state/0/0/1.zip", "superseded"),
+        ("orders", "part-1.parquet", "unneeded"),
     ]
 
     months = {row["month"]: row for row in answers["3"]}
@@ -110,6 +126,7 @@ def test_each_query_of_the_page_has_its_answer(ask: Ask) -> None:
 
     assert [(row["verb"], row["outcome"], row["batch"], row["files_deleted"]) for row in answers["5"]] == [
         ("gc", "done", 1, 1),
+        ("optimize", "done", None, 1),
         ("switch", "done", 8, None),
     ]
 
@@ -131,6 +148,10 @@ def test_each_query_of_the_page_has_its_answer(ask: Ask) -> None:
         ("orders", 1, 2.0),
     ]
     assert all(isinstance(row["day"], date) for row in answers["10"])
+
+
+def test_the_query_of_changes_has_the_verbs_that_the_report_has() -> None:
+    assert re.findall(r"'([a-z]+)'", QUERIES["9"]) == list(CHANGES_STATE)
 
 
 @pytest.mark.parametrize(("table", "schema"), [("runs", RUNS), ("steps", STEPS), ("health", HEALTH)])

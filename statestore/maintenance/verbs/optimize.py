@@ -132,7 +132,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
                 "oldest_batch": plan.gathered.oldest,
                 "merges": planned.merged_files,
             },
-            *({"delete": one.path, "bytes": one.size_bytes} for one in planned.deletions),
+            *({"delete": one.path, "bytes": one.size_bytes, "rule": code(one.rule)} for one in planned.deletions),
         ]
 
     def record_step(self, step: Merged | Removed) -> Json:
@@ -191,7 +191,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
                 "dropped_merges": sum(one.bins for one in made.merges if one.outcome is not Outcome.COMMITTED),
                 "deleted_files": sum(one.files for one in removed),
                 "deleted_bytes": sum(one.size_bytes for one in removed),
-                "spared_files": sum(one.spared for one in removed),
+                "spared_files": sum(len(one.spared) for one in removed),
             }
             done = list(_done_lines(made))
         elif not (plan.bins or deletions):
@@ -269,13 +269,14 @@ def _done_lines(made: Optimized) -> Iterator[str]:
     if made.removals:
         files, size_bytes = sum(one.files for one in made.removals), sum(one.size_bytes for one in made.removals)
         yield f"deleted {counted(files, 'file')}, {decimal(size_bytes)}"
-    if spared := sum(one.spared for one in made.removals):
+    if spared := sum(len(one.spared) for one in made.removals):
         yield f"kept {counted(spared, 'file')}: another program has added them to the table again, or made the table again"
 
 
 def _of_step(step: Merged | Removed) -> Json:
     if isinstance(step, Removed):
-        return {"deleted": step.files, "bytes": step.size_bytes, "spared": step.spared}
+        # As the outcome of gc, so that the tables of history have both.
+        return {"outcome": "done", "files": step.files, "bytes": step.size_bytes, "spared": list(step.spared)}
     return {
         "outcome": code(step.outcome),
         "merged": step.files,

@@ -20,7 +20,7 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StoreFileKind, StorePath
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.untrusted import json_object
-from statekeeper.statestore.maintenance.copies.history_tables import About, RunFiles, run_rows, runs_in
+from statekeeper.statestore.maintenance.copies.history_tables import CHANGES_STATE, About, RunFiles, run_rows, runs_in
 from statekeeper.statestore.maintenance.records import drills, history
 from statekeeper.statestore.maintenance.records.drills import Drills
 from statekeeper.statestore.maintenance.records.history import (
@@ -53,8 +53,6 @@ _LEAST_DAYS = 2.0
 """Sizes of a shorter time say nothing about growth."""
 _HEAD_BYTES = 64 * 1024
 """The first line of a plan of gc is in so many bytes."""
-_UPKEEP = frozenset({"snapshot", "gc", "drill", "mirror"})
-"""The verbs that leave the state as it is."""
 _DAY_SECONDS = 86_400.0
 
 
@@ -303,7 +301,7 @@ def _collected(storage: Storage, runs: Sequence[RunFiles]) -> Collected:
 def _changes(storage: Storage, runs: Sequence[RunFiles]) -> Iterator[ChangeOverview]:
     """Read the newest runs of verbs that change the state, oldest first."""
     about = About(root=storage.url, query="", team="", prices=Prices())
-    for run in [run for run in runs if run.verb not in _UPKEEP][-_MOST_CHANGES:]:
+    for run in [run for run in runs if run.verb in CHANGES_STATE][-_MOST_CHANGES:]:
         plan, outcome = (None if one is None else read_or_none(storage, one.path) for one in (run.plan, run.outcome))
         row, steps, _ = run_rows(about, run, plan, outcome)
         first: Json = next((json.loads(step["record"]) for step in steps if step["part"] == "plan"), {})

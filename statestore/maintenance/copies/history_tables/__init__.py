@@ -8,6 +8,7 @@ Dagster. The pass over the roots is in `verbs.history`.
 """
 
 from statekeeper.statestore.maintenance.copies.history_tables.rows import (
+    CHANGES_STATE,
     HEALTH,
     RUNS,
     STEPS,
@@ -30,6 +31,7 @@ from statekeeper.statestore.maintenance.copies.history_tables.tables import (
 )
 
 __all__ = [
+    "CHANGES_STATE",
     "HEALTH",
     "RUNS",
     "STEPS",

@@ -121,6 +121,13 @@ HEALTH = pa.schema(
 UNFINISHED, DAMAGED = "unfinished", "damaged"
 """The outcome of a run that has not recorded one, which a later pass replaces; and of a run with an unreadable record."""
 _DONE, _PARTLY, _FAILED = "done", "partly", "failed"
+CHANGES_STATE = (
+    *("claim", "convert", "edit", "evolve", "load", "migrate"),
+    *("repair", "rescale", "rewind", "switch"),
+)
+"""The verbs that change which state the query has, by hand. Each other one maintains, checks or copies it."""
+_DELETES = ("gc", "mirror", "optimize")
+"""The verbs whose plan names each file that they delete."""
 _PATHS = ("delete", "path", "aside", "rewrite", "relocate", "rebuild")
 _SAME = frozenset({"same", "not_compared"})
 _MOST = 2**63 - 1
@@ -210,8 +217,8 @@ def run_rows(
         of_run |= {"outcome": DAMAGED, "error_code": CorruptFile.code, "error": problems[0].problem}
     elif outcome is None:
         of_run["outcome"] = UNFINISHED
-    if run.verb in ("gc", "mirror") and outcome is not None:
-        _add_fates(steps)
+    if run.verb in _DELETES and outcome is not None:
+        _add_fates(steps, by_store=run.verb != "optimize")
     for step in steps:
         step["run_outcome"] = of_run["outcome"]
     return row | of_run, steps, problems
@@ -244,7 +251,7 @@ def _figures(run: RunFiles, planned: Sequence[Json], done: Sequence[Json], price
         "error": _text(failed["failed"] if failed else errors[0]["error"] if errors else None),
         "planned_steps": len(planned),
         "done_steps": len(steps) - len(errors) - (failed is not None),
-        "batch": max(filter(None, map(_batch, (*planned, *steps))), default=None),
+        "batch": max((one for one in map(_batch, (*planned, *steps)) if one is not None), default=None),
     }
     if end is not None:
         row |= {
@@ -257,7 +264,7 @@ def _figures(run: RunFiles, planned: Sequence[Json], done: Sequence[Json], price
     elif run.outcome is not None and run.outcome.modified_at_seconds is not None:
         # A record of an earlier release: by the clock of the storage, and without requests.
         row |= {"ended_at": _time(run.outcome.modified_at_seconds)}
-    if run.verb in ("gc", "mirror"):
+    if run.verb in _DELETES:
         deleted = [line for line in steps if line.get("outcome") == "done"]
         row |= {"files_deleted": _sum(deleted, "files"), "bytes_deleted": _sum(deleted, "bytes")}
         head = next((line for line in planned if "head" in line), {})
@@ -300,7 +307,7 @@ def _step(line: Json) -> Row:
         "reason": _first_text(line, "rule", "reason"),
         "outcome": _first_text(line, "verdict", "outcome", "does"),
         "error": _first_text(line, "failed", "error", "detail"),
-        "files": _whole(line.get("files")),
+        "files": _whole(line.get("files", line.get("merged"))),
         "bytes": _whole(line.get("bytes", line.get("uploaded_bytes"))),
         "rows": _whole(line.get("rows", line.get("keys"))),
         "seconds": _number(line.get("seconds")),
@@ -321,8 +328,8 @@ def _batch(line: Json) -> int | None:
     return None if place is None or place[1].version.version < 1 else place[1].version.version - 1
 
 
-def _add_fates(steps: Sequence[Row]) -> None:
-    """Say of each planned file whether it was deleted.
+def _add_fates(steps: Sequence[Row], *, by_store: bool) -> None:
+    """Say of each planned file whether it was deleted. `by_store`: False if the files belong to no store.
 
     The outcome has the number of deleted files of each store, and the names of spared files. So `deleted` is certain only
     if the numbers agree, and `unknown` otherwise.
@@ -333,7 +340,7 @@ def _add_fates(steps: Sequence[Row]) -> None:
     for step in steps:
         line = json.loads(step["record"])
         if step["part"] == "plan" and "delete" in line:
-            place = names.parse_place(str(line["delete"]))
+            place = names.parse_place(str(line["delete"])) if by_store else None
             planned.setdefault(None if place is None else str(place[0]), []).append(step)
         elif step["part"] == "outcome" and step["outcome"] == "done":
             deleted[step["store"]] = deleted.get(step["store"], 0) + (step["files"] or 0)

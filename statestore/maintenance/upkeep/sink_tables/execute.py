@@ -61,7 +61,7 @@ class Removed:
 
     files: int
     size_bytes: int
-    spared: int = 0
+    spared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,10 @@ def execute(
         left = [one for one in deletions if one.path not in log.added] if not log.is_replaced else []
         if left:
             table.delete([one.path for one in left])
+        kept = {one.path for one in left}
+        spared = tuple(one.path for one in deletions if one.path not in kept)
         size_bytes = sum(one.size_bytes for one in left)
-        removals.append(Removed(files=len(left), size_bytes=size_bytes, spared=len(deletions) - len(left)))
+        removals.append(Removed(files=len(left), size_bytes=size_bytes, spared=spared))
         told(removals[-1])
     return Optimized(merges=tuple(merges), removals=tuple(removals))
 
