@@ -11,6 +11,7 @@ import pytest
 
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records.history import FailedRun
 from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.html_page import Section, page
@@ -256,3 +257,18 @@ def test_nothing_is_written_for_no_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert run("report", "--all").exit_code != 0
     assert run("report").exit_code == 2
     assert not (tmp_path / "statekeeper-report.html").exists()
+
+
+def test_of_a_change_with_a_huge_plan_only_the_first_and_the_last_lines_are_read(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "kept")
+    storage, now = open_storage(str(tmp_path / "kept")), SystemClock().now_seconds()
+    moved = [{"aside": f"state/0/0/{number}.zip", "reason": "after the batch"} for number in range(20_000)]
+    failed = FailedRun(failed="the lease is lost", code="lease_lost").encode()
+    a_run(storage, "rewind", now - DAY, plan=[{"to": "batch", "batch": 3}, *moved], outcome=[*moved, failed])
+    size = sum(entry.size_bytes for entry in storage.list(names.HISTORY) if "-rewind-" in entry.path)
+    before = storage.requests.snapshot()
+    [change] = overview(storage, Policies(), clock=SystemClock()).changes
+    # The list of runs reads the outcome.
+    assert storage.requests.since(before).bytes_read < size * 0.6
+    assert (change.verb, change.outcome, change.batch) == ("rewind", "failed", 3)
+    assert (change.details, change.error) == ("to batch", "the lease is lost")

@@ -61,8 +61,8 @@ UNFINISHED_AFTER_SECONDS = 86_400.0
 _RUNS, _STEPS, _HEALTH = "runs", "steps", "health"
 _SCHEMAS = {_STEPS: (STEPS, "run_outcome"), _RUNS: (RUNS, "outcome"), _HEALTH: (HEALTH, "outcome")}
 """The columns and the column with the outcome of each table, in the order of the commits."""
-_READ_AT_ONCE = 200
-"""Runs whose records are in memory."""
+_READ_AT_ONCE, _BYTES_AT_ONCE = 200, 16 * 1024 * 1024
+"""Runs whose records are in memory, and the bytes of these records; a larger run is read alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,11 @@ class HistoryPlan:
     waiting: int
     examined: tuple[str, ...]
     additions: Mapping[str, Addition]
+
+    @property
+    def day(self) -> str:
+        """The day of the rows of health: that on which the pass began, in UTC."""
+        return day_of(self.facts.now_seconds)
 
     @property
     def count(self) -> int:
@@ -257,8 +262,8 @@ def execute(
                     writers[_RUNS].add(key, [row])
                     damaged += (f"{name}: {one.problem}" for one in unreadable)
                 if name in planned.examined:
-                    day = _day(source, clock)
-                    writers[_HEALTH].add((source.url, str(day["run"])), [day])
+                    day = planned.day
+                    writers[_HEALTH].add((source.url, day), [_of_day(source, day, clock)])
             except StatekeeperError as error:
                 problems[name] = str(error)
             told(name)
@@ -274,9 +279,8 @@ def execute(
 
 def _read(
     source: Source, runs: Sequence[RunFiles]
-) -> Iterator[tuple[RunFiles, dict[str, Any], list[dict[str, Any]], Sequence[history_tables.Unreadable]]]:
-    for first in range(0, len(runs), _READ_AT_ONCE):
-        some = runs[first : first + _READ_AT_ONCE]
+) -> Iterator[tuple[RunFiles, dict[str, Any], Iterator[dict[str, Any]], Sequence[history_tables.Unreadable]]]:
+    for some in read_together(runs):
         found: dict[str, bytes | None] = {}
 
         def read(path: str, found: dict[str, bytes | None] = found) -> None:
@@ -284,15 +288,28 @@ def _read(
 
         at_once(read, [one.path for run in some for one in (run.plan, run.outcome) if one is not None])
         for run in some:
-            plan, outcome = (None if one is None else found[one.path] for one in (run.plan, run.outcome))
+            plan, outcome = (None if one is None else found.pop(one.path) for one in (run.plan, run.outcome))
             yield run, *run_rows(source.about, run, plan, outcome)
 
 
-def _day(source: Source, clock: Clock) -> dict[str, Any]:
-    """Examine a root. Its row is of the day on which the examination began."""
+def read_together(runs: Sequence[RunFiles]) -> Iterator[list[RunFiles]]:
+    """Divide runs into those that are read at once. Pure."""
+    block, size = list[RunFiles](), 0
+    for run in runs:
+        of_run = sum(one.size_bytes for one in (run.plan, run.outcome) if one is not None)
+        if block and (len(block) >= _READ_AT_ONCE or size + of_run > _BYTES_AT_ONCE):
+            yield block
+            block, size = [], 0
+        block.append(run)
+        size += of_run
+    if block:
+        yield block
+
+
+def _of_day(source: Source, day: str, clock: Clock) -> dict[str, Any]:
+    """Examine a root. The row is of the planned day, also if the pass goes on after midnight."""
     now = clock.now_seconds()
     health: Health = look(source.storage, source.policies, clock=clock)
-    day = day_of(now)
     return {
         **source.about.row,
         "run": day,

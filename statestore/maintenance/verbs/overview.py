@@ -36,7 +36,7 @@ from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.health import Health, examined
 from statekeeper.statestore.maintenance.verbs.lineage import PicturedLineage, pictured
 from statekeeper.statestore.maintenance.verbs.report import decimal
-from statekeeper.statestore.storage import Entry, Storage, at_once, read_or_none
+from statekeeper.statestore.storage import Entry, Storage, at_once
 from statekeeper.statestore.storage.query_metrics import Prices
 
 _MOST_RUNS = 30
@@ -52,7 +52,7 @@ _PICTURED = 3
 _LEAST_DAYS = 2.0
 """Sizes of a shorter time say nothing about growth."""
 _HEAD_BYTES = 64 * 1024
-"""The first line of a plan of gc is in so many bytes."""
+"""The first lines of a plan, and the last ones of an outcome, are in so many bytes. A plan may name 100,000 files."""
 _DAY_SECONDS = 86_400.0
 
 
@@ -299,10 +299,11 @@ def _collected(storage: Storage, runs: Sequence[RunFiles]) -> Collected:
 
 
 def _changes(storage: Storage, runs: Sequence[RunFiles]) -> Iterator[ChangeOverview]:
-    """Read the newest runs of verbs that change the state, oldest first."""
+    """Read the first and the last lines of the newest runs of verbs that change the state, oldest first."""
     about = About(root=storage.url, query="", team="", prices=Prices())
     for run in [run for run in runs if run.verb in CHANGES_STATE][-_MOST_CHANGES:]:
-        plan, outcome = (None if one is None else read_or_none(storage, one.path) for one in (run.plan, run.outcome))
+        plan = None if run.plan is None else _first_lines(storage, run.plan)
+        outcome = None if run.outcome is None else _last_lines(storage, run.outcome)
         row, steps, _ = run_rows(about, run, plan, outcome)
         first: Json = next((json.loads(step["record"]) for step in steps if step["part"] == "plan"), {})
         yield ChangeOverview(
@@ -313,6 +314,23 @@ def _changes(storage: Storage, runs: Sequence[RunFiles]) -> Iterator[ChangeOverv
             details=", ".join(f"{name} {first[name]}" for name in _DETAILS if isinstance(first.get(name), str | int)),
             error=row.get("error"),
         )
+
+
+def _first_lines(storage: Storage, entry: Entry) -> bytes | None:
+    """Read the whole lines in the first bytes of a record; None if it was deleted."""
+    with suppress(ObjectMissing):
+        data = storage.read_range(entry.path, 0, min(entry.size_bytes, _HEAD_BYTES))
+        return data if entry.size_bytes <= _HEAD_BYTES else data[: data.rfind(b"\n") + 1]
+    return None
+
+
+def _last_lines(storage: Storage, entry: Entry) -> bytes | None:
+    """Read the whole lines in the last bytes of a record, where its error and its end are; None if it was deleted."""
+    with suppress(ObjectMissing):
+        first = max(0, entry.size_bytes - _HEAD_BYTES)
+        data = storage.read_range(entry.path, first, entry.size_bytes - first)
+        return data if first == 0 else data[data.find(b"\n") + 1 :]
+    return None
 
 
 _DETAILS = ("to", "rewrite", "partitions", "provider", "structure", "newest_batch", "operator", "old", "blueprint")

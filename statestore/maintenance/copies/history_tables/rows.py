@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, TypeAlias
@@ -193,9 +194,9 @@ class Unreadable:
 
 def run_rows(
     about: About, run: RunFiles, plan: bytes | None, outcome: bytes | None
-) -> tuple[Row, list[Row], list[Unreadable]]:
+) -> tuple[Row, Iterator[Row], list[Unreadable]]:
     """Return the row of a run, the rows of its steps, and what is unreadable. `plan`, `outcome`: the bytes of its records;
-    None for a missing one."""
+    None for a missing one. A row of a step has several times the size of its line, so that they are made one by one."""
     problems: list[Unreadable] = []
     planned, done = (_lines(data, entry, problems) for data, entry in ((plan, run.plan), (outcome, run.outcome)))
     row = {
@@ -207,21 +208,27 @@ def run_rows(
         "started_at": _time(run.started_seconds),
         "month": run.month,
     }
-    steps = [
-        {**row, "part": part, "number": number, **_step(line)}
-        for part, lines in (("plan", planned), ("outcome", done))
-        for number, line in enumerate(lines)
-    ]
     of_run = _figures(run, planned, done, about.prices)
     if problems:
         of_run |= {"outcome": DAMAGED, "error_code": CorruptFile.code, "error": problems[0].problem}
     elif outcome is None:
         of_run["outcome"] = UNFINISHED
+    fate = None
     if run.verb in _DELETES and outcome is not None:
-        _add_fates(steps, by_store=run.verb != "optimize")
-    for step in steps:
-        step["run_outcome"] = of_run["outcome"]
-    return row | of_run, steps, problems
+        fate = _fates(planned, done, by_store=run.verb != "optimize")
+    head = {**row, "run_outcome": of_run["outcome"]}
+    return row | of_run, _steps(head, planned, done, fate), problems
+
+
+def _steps(
+    head: Row, planned: Iterable[Json], done: Iterable[Json], fate: Callable[[Json], str] | None
+) -> Iterator[Row]:
+    for part, lines in (("plan", planned), ("outcome", done)):
+        for number, line in enumerate(lines):
+            step = {**head, "part": part, "number": number, **_step(line)}
+            if fate is not None and part == "plan" and "delete" in line:
+                step["outcome"] = fate(line)
+            yield step
 
 
 def _lines(data: bytes | None, entry: Entry | None, problems: list[Unreadable]) -> list[Json]:
@@ -303,9 +310,9 @@ def _step(line: Json) -> Row:
     return {
         "store": _text(line.get("store")),
         "batch": _batch(line),
-        "path": next((_text(line[name]) for name in _PATHS if isinstance(line.get(name), str)), None),
+        "path": _path(line),
         "reason": _first_text(line, "rule", "reason"),
-        "outcome": _first_text(line, "verdict", "outcome", "does"),
+        "outcome": _outcome(line),
         "error": _first_text(line, "failed", "error", "detail"),
         "files": _whole(line.get("files", line.get("merged"))),
         "bytes": _whole(line.get("bytes", line.get("uploaded_bytes"))),
@@ -314,6 +321,14 @@ def _step(line: Json) -> Row:
         "predicted_seconds": _number(line.get("predicted_seconds")),
         "record": json.dumps(line, ensure_ascii=False),
     }
+
+
+def _path(line: Json) -> str | None:
+    return next((_text(line[name]) for name in _PATHS if isinstance(line.get(name), str)), None)
+
+
+def _outcome(line: Json) -> str | None:
+    return _first_text(line, "verdict", "outcome", "does")
 
 
 def _batch(line: Json) -> int | None:
@@ -328,30 +343,36 @@ def _batch(line: Json) -> int | None:
     return None if place is None or place[1].version.version < 1 else place[1].version.version - 1
 
 
-def _add_fates(steps: Sequence[Row], *, by_store: bool) -> None:
-    """Say of each planned file whether it was deleted. `by_store`: False if the files belong to no store.
+def _fates(planned: Sequence[Json], done: Sequence[Json], *, by_store: bool) -> Callable[[Json], str]:
+    """Return what says of the line of a planned file whether it was deleted. `by_store`: False if the files belong to no
+    store.
 
     The outcome has the number of deleted files of each store, and the names of spared files. So `deleted` is certain only
     if the numbers agree, and `unknown` otherwise.
     """
-    planned: dict[str | None, list[Row]] = {}
-    deleted: dict[str | None, int] = {}
+    deleted, left = Counter[str | None](), Counter[str | None]()
     spared: set[str] = set()
-    for step in steps:
-        line = json.loads(step["record"])
-        if step["part"] == "plan" and "delete" in line:
-            place = names.parse_place(str(line["delete"])) if by_store else None
-            planned.setdefault(None if place is None else str(place[0]), []).append(step)
-        elif step["part"] == "outcome" and step["outcome"] == "done":
-            deleted[step["store"]] = deleted.get(step["store"], 0) + (step["files"] or 0)
+    for line in done:
+        if _outcome(line) == "done":
+            deleted[_text(line.get("store"))] += _whole(line.get("files")) or 0
             named = line.get("spared")
             spared |= {one for one in named if isinstance(one, str)} if isinstance(named, list) else set()
-    is_all = sum(deleted.values()) == sum(map(len, planned.values())) - len(spared)
-    for store, of_store in planned.items():
-        left = [step for step in of_store if step["path"] not in spared]
-        is_sure = is_all or deleted.get(store) == len(left)
-        for step in of_store:
-            step["outcome"] = "spared" if step["path"] in spared else "deleted" if is_sure else "unknown"
+
+    def store_of(line: Json) -> str | None:
+        place = names.parse_place(str(line["delete"])) if by_store else None
+        return None if place is None else str(place[0])
+
+    files = [line for line in planned if "delete" in line]
+    left.update(store_of(line) for line in files if _path(line) not in spared)
+    is_all = deleted.total() == len(files) - len(spared)
+
+    def fate(line: Json) -> str:
+        if _path(line) in spared:
+            return "spared"
+        store = store_of(line)
+        return "deleted" if is_all or deleted[store] == left[store] else "unknown"
+
+    return fate
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ refused at its commit, and its next run adds what is still missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,6 +38,7 @@ _READER, _WRITER = 1, 2
 """The versions of Delta's protocol without any feature: each reader has them."""
 _HINT = "a table of history has one writer: run this command again after the other program has ended"
 _ELSEWHERE = "choose an empty location"
+_ROWS_AT_ONCE = 2_000
 
 RunKey: TypeAlias = tuple[str, str]
 """The URL of a root, and the name of one of its runs; in the table `health`, a day."""
@@ -238,12 +240,13 @@ class HistoryWriter:
     def __post_init__(self) -> None:
         self._writer = self._files_writer()
 
-    def add(self, key: RunKey, rows: Sequence[Row]) -> None:
-        """Add the rows of a run, unless the table has them."""
+    def add(self, key: RunKey, rows: Iterable[Row]) -> None:
+        """Add the rows of a run, unless the table has them. At most `_ROWS_AT_ONCE` of them are in memory."""
         if key in self.planned.added:
             self._added.add(key)
-            if rows:
-                self._writer.add(table_of(rows, self.found.schema))
+            left = iter(rows)
+            while block := list(islice(left, _ROWS_AT_ONCE)):
+                self._writer.add(table_of(block, self.found.schema))
 
     def commit(self) -> Written:
         """Commit what was added. A run that was not added keeps its former rows. Raises `RefusedAsUnsafe` if another
