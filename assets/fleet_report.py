@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import dagster as dg
 
-from statekeeper.assets.metadata import Metadata
+from statekeeper.assets.metadata import Metadata, bullets
 from statekeeper.assets.names import Names
+from statekeeper.resources.fleet import Fleet
 from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
@@ -18,6 +19,8 @@ from statekeeper.statestore.maintenance.verbs.html_page import Section, page
 from statekeeper.statestore.maintenance.verbs.overview import overview
 from statekeeper.statestore.storage import open_storage
 
+_MOST_PROBLEMS = 20
+"""Problems of the configuration in the metadata."""
 NEWEST = "report.html"
 """The name of the newest report. Each one also has a name with its day."""
 
@@ -36,19 +39,28 @@ def fleet_report(names: Names, health: dg.AssetsDefinition) -> dg.AssetsDefiniti
         fleet = names.fleet_in(context)
         found, clock = fleet.discover(), SystemClock()
         roots = [one.root for one in found.queries.values()]
+        # A query that could not be opened is on the page, too. It has no section if the file does not say what it is.
+        roots += [
+            root for name, root in found.configuration.roots.items() if name in found.problems.keys() - found.queries
+        ]
+        known = {root.name for root in roots}
+        unknown = [f"{name}: {problem}" for name, problem in found.problems.items() if name not in known]
         places, _ = history.destinations(roots, of=lambda outputs: outputs.report)
         if not places:
             raise dg.Failure(
                 f'{fleet.config_file} has no place for reports: add [report] and url = "s3://bucket/statekeeper-reports"'
             )
-        shown: Metadata = {"queries": sum(len(place.roots) for place in places)}
+        shown: Metadata = {"queries": sum(len(place.roots) for place in places), "problems": len(found.problems)}
+        if unknown:
+            context.log.warning(printable(f"not on the page: {unknown[0]}"))
+            shown["not_on_the_page"] = bullets(unknown[:_MOST_PROBLEMS])
         red = 0
-        for place in places:
-            sections = {root.name: _section(root, fleet.open(root.name).pasteable) for root in place.roots}
+        for number, place in enumerate(places, 1):
+            sections = {root.name: _section(root, fleet) for root in place.roots}
             now = clock.now_seconds()
             body = page(list(sections.values()), now_seconds=now).encode()
             url = _written(place, body, f"report-{day_of(now)}.html")
-            shown[f"report {len(shown)}"] = printable(url)
+            shown[f"report {number}"] = printable(url)
             red += sum(one.is_red for one in sections.values())
             for team in sorted({root.policies.team for root in place.roots}):
                 of_team = [sections[root.name] for root in place.roots if root.policies.team == team]
@@ -60,10 +72,13 @@ def fleet_report(names: Names, health: dg.AssetsDefinition) -> dg.AssetsDefiniti
     return made
 
 
-def _section(root: Root, pasteable: Callable[[str], str]) -> Section:
+def _section(root: Root, fleet: Fleet) -> Section:
+    """Look at a query. One that cannot be opened or read has its error as its section: it does not stop the others."""
+    pasteable: Callable[[str], str] = str
     try:
-        storage = open_storage(root.spec, is_hurried=False)
-        found = overview(storage, root.policies, clock=SystemClock(), prices=root.prices)
+        query = fleet.open(root.name)
+        pasteable = query.pasteable
+        found = overview(query.storage, query.policies, clock=SystemClock(), prices=query.prices)
     except StatekeeperError as error:
         error.name_root(pasteable)
         return Section(root.name, error)

@@ -66,6 +66,17 @@ def test_a_run_writes_the_page_and_tells_the_team_what_needs_action(
     assert (tmp_path / "reports" / "report.html").read_text() == page
 
 
+def test_a_query_that_cannot_be_opened_is_on_the_page_and_the_others_too(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, root: KeyedRoot, configuration: Path, tmp_path: Path
+) -> None:
+    with configuration.open("a") as file:
+        file.write('[roots.closed]\nurl = "hdfs://namenode/closed"\n')
+    assert run(definitions, instance).success
+    page = (tmp_path / "reports" / "report.html").read_text()
+    assert "hdfs:// is not supported" in page
+    assert "<h2>counting</h2>" in page
+
+
 @pytest.fixture
 def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     with dg.instance_for_test(temp_dir=str(tmp_path)) as made:

@@ -9,9 +9,12 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from statekeeper.assets.history_table import recorded_at
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.format import names
+from statekeeper.statestore.maintenance.verbs.history import destinations
 from statekeeper.statestore.storage import open_storage
 from tests.assets.conftest import schedule_of
 from tests.support.dagster_runs import shown
@@ -54,6 +57,29 @@ def test_a_query_that_cannot_be_read_fails_the_run_and_the_others_are_added(
         file.write("[roots.broken]\nurl = 7\n")
     assert not run(definitions, instance).success
     assert asked("select query from runs where query = 'counting'", str(tmp_path / "history")) != []
+
+
+def test_a_query_that_cannot_be_opened_is_a_problem_and_the_others_are_added(
+    root: KeyedRoot, configuration: Path, tmp_path: Path
+) -> None:
+    with configuration.open("a") as file:
+        file.write('[roots.closed]\nurl = "hdfs://namenode/closed"\n')
+    fleet = Fleet(config_file=str(configuration), scratch=str(tmp_path / "scratch"), worker=Worker())
+    found = fleet.configuration()
+    [place], _ = destinations([found.find("closed"), found.find("counting")])
+    recorded = recorded_at(dg.build_asset_context(), fleet, place)
+    assert "hdfs:// is not supported" in recorded.problems["closed"]
+    assert asked("select query from runs", str(tmp_path / "history")) == [{"query": "counting"}]
+
+
+def test_a_damaged_record_is_in_the_metadata(
+    definitions: dg.Definitions, instance: dg.DagsterInstance, root: KeyedRoot
+) -> None:
+    path = names.history("20260301T000000Z", "gc", RandomIds().fresh(), "plan")
+    root.storage.create(path, b'{"head": 7')
+    first = shown(run(definitions, instance), "history_table")
+    assert first["damaged_records"] == 1
+    assert "counting" in str(first["damaged"])
 
 
 @pytest.fixture
