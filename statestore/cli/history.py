@@ -95,7 +95,12 @@ def history(
     for one in places:
         spec = with_options(ctx, one.spec)
         chosen = replace(one, spec=spec, keep_seconds=one.keep_seconds if keep is None else keep)
-        codes.append(_recorded(chosen, Output(output.as_json, results), scratch, dry_run=dry_run))
+        try:
+            codes.append(_recorded(chosen, Output(output.as_json, results), scratch, dry_run=dry_run))
+        except StatekeeperError as error:
+            # The other places do not depend on it.
+            say(error)
+            codes.append(error.exit_code)
     if output.as_json:
         output.show({"places": results}, lambda console: None)
     sys.exit(worst(codes))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from statekeeper.statestore.base.errors import DestinationNotEmpty
 from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import open_storage
 from tests.support.commands import json_output, run
@@ -76,3 +77,18 @@ def test_a_root_that_cannot_be_examined_and_a_damaged_record_have_an_exit_code_o
     assert failed.exit_code == 1
     assert f"{tmp_path / 'nothing'}: " in failed.output
     assert len(asked("select query from health", str(tmp_path / "other"))) == 1
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_the_others(configuration: Path, tmp_path: Path) -> None:
+    files = tmp_path / "teams"
+    files.mkdir()
+    for team, query in (("a", "clicks"), ("b", "orders")):
+        (files / f"{team}.toml").write_text(
+            f'[history]\nurl = "{tmp_path / team}"\n[roots.{query}]\nurl = "{tmp_path / query}"\n'
+        )
+    (tmp_path / "a" / "runs").mkdir(parents=True)
+    (tmp_path / "a" / "runs" / "notes.txt").write_text("mine")
+    done = run("--config", files, "history", "--all", "--keep", "9999d")
+    assert done.exit_code == DestinationNotEmpty.exit_code
+    assert "notes.txt" in done.output
+    assert asked("select query from runs", str(tmp_path / "b")) == [{"query": "orders"}]
