@@ -12,29 +12,21 @@ from pathlib import Path
 
 from statekeeper.statestore.base.clock import RandomIds
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance import verbs
-from statekeeper.statestore.maintenance.copies.history_tables import CHANGES_STATE, About, RunFiles, run_rows
+from statekeeper.statestore.maintenance.copies.history_tables import CHANGES_STATE, About, RunFiles, run_rows, runs_in
 from statekeeper.statestore.maintenance.copies.history_tables.rows import Row
 from statekeeper.statestore.maintenance.records.history import Json
-from statekeeper.statestore.maintenance.upkeep.sink_tables import (
-    FileRule,
-    Merged,
-    Outcome,
-    Removed,
-    SinkFacts,
-    SinkPlan,
-)
-from statekeeper.statestore.maintenance.upkeep.sink_tables.model import FileVerdict
 from statekeeper.statestore.maintenance.verbs import history
-from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.config import Policies
 from statekeeper.statestore.maintenance.verbs.contract import Verb
 from statekeeper.statestore.maintenance.verbs.history import Source, read_together
-from statekeeper.statestore.maintenance.verbs.optimize import Optimize, PlannedSink
 from statekeeper.statestore.storage import Entry, open_storage
 from statekeeper.statestore.storage.query_metrics import Prices
 from tests.support.clocks import SleeplessClock
 from tests.support.histories import asked
 from tests.support.keyed_roots import KeyedRoot
+from tests.support.sink_tables import FILES, in_days, optimized, written
 
 ABOUT = About(root="s3://prod/orders", query="orders", team="payments", prices=Prices())
 MAINTAIN_OR_COPY = {"snapshot", "gc", "drill", "mirror", "optimize", "publish", "savepoint", "clone", "unpack"}
@@ -51,62 +43,48 @@ def rows_of(verb: str, plan: list[Json], outcome: list[Json]) -> tuple[Row, list
     return row, list(steps)
 
 
-def of_optimize(folder: Path, *paths: str) -> tuple[Optimize, list[Json]]:
-    """The verb, and its record of a plan that deletes these files."""
-    facts = SinkFacts(
-        root=ABOUT.root,
-        table="s3://prod/sales",
-        query_ids=frozenset(),
-        oldest=1,
-        newest=9,
-        version=5,
-        oldest_readable=0,
-        metadata={},
-        protocol={},
-        held=9,
-        others=frozenset(),
-        unmergeable=None,
-        restored=3,
-        restored_age_seconds=0.0,
-        for_readers=3,
-        live=(),
-        last_versions={},
-        interrupted=frozenset(),
-        listed=(),
-        keep_seconds=0.0,
-        now_seconds=0.0,
-    )
-    verdicts = tuple(FileVerdict(path, 10, FileRule.UNNEEDED) for path in paths)
-    plan = SinkPlan(bins=(), verdicts=verdicts, kept_from=3, small_files=0)
-    verb = Optimize(destination=facts.table)
-    return verb, verb.record(
-        PlannedSink(mode=Mode.FULL, destination=open_storage(str(folder)), gathered=facts, plan=plan)
+def test_the_rows_of_optimize_name_each_deleted_file(tmp_path: Path) -> None:
+    made, scratch = written(tmp_path, 2), tmp_path / "scratch"
+    optimized(made, scratch)
+    made.grow(1)
+    made.retain(1, scratch)
+    before = made.data_files()
+    optimized(made, scratch, by=in_days(30), no_compact=True)
+    deleted = before - made.data_files()
+    assert len(deleted) == 2 * FILES
+    storage = made.root.storage
+    merging, deleting = (run for run in runs_in(storage.list(names.HISTORY)) if run.verb == "optimize")
+
+    def read(run: RunFiles) -> tuple[Row, list[Row]]:
+        assert run.plan is not None
+        assert run.outcome is not None
+        row, steps, _ = run_rows(ABOUT, run, storage.read(run.plan.path), storage.read(run.outcome.path))
+        return row, list(steps)
+
+    row, steps = read(merging)
+    assert (row["outcome"], row["files_deleted"]) == ("done", 0)
+    assert [one["files"] for one in steps if one["outcome"] == "committed"] == [2 * FILES]
+    row, steps = read(deleting)
+    assert (row["outcome"], row["files_deleted"]) == ("done", len(deleted))
+    assert row["bytes_deleted"] > 0
+    assert {one["path"]: (one["reason"], one["outcome"]) for one in steps if one["path"]} == dict.fromkeys(
+        deleted, ("unneeded", "deleted")
     )
 
 
-def test_the_rows_of_optimize_name_each_deleted_and_each_spared_file(tmp_path: Path) -> None:
-    verb, plan = of_optimize(tmp_path, "part-1.parquet", "part-2.parquet", "state/0/0/part-3.parquet")
-    merged = Merged(outcome=Outcome.COMMITTED, bins=1, files=4, size_bytes=40, made=1, made_bytes=30, version=6)
-    steps = (merged, Removed(files=2, size_bytes=20, spared=("part-2.parquet",)))
-    row, rows = rows_of("optimize", plan, [line for step in steps if (line := verb.record_step(step)) is not None])
-    assert (row["outcome"], row["files_deleted"], row["bytes_deleted"]) == ("done", 2, 20)
-    assert [(one["path"], one["reason"], one["outcome"]) for one in rows if one["path"]] == [
-        ("part-1.parquet", "unneeded", "deleted"),
-        ("part-2.parquet", "unneeded", "spared"),
-        ("state/0/0/part-3.parquet", "unneeded", "deleted"),
+def test_a_spared_file_and_one_of_an_optimize_that_died_are_not_said_to_be_deleted() -> None:
+    plan: list[Json] = [{"table": "s3://prod/sales", "merges": 0}]
+    plan += [
+        {"delete": path, "rule": "unneeded"} for path in ("part-1.parquet", "part-2.parquet", "state/0/0/3.parquet")
     ]
-    assert [(one["outcome"], one["files"], one["bytes"]) for one in rows if one["part"] == "outcome"] == [
-        ("committed", 4, 40),
-        ("done", 2, 20),
-    ]
-
-
-def test_a_file_of_an_optimize_that_died_is_not_said_to_be_deleted(tmp_path: Path) -> None:
-    verb, plan = of_optimize(tmp_path, "part-1.parquet", "part-2.parquet")
-    done = verb.record_step(Removed(files=1, size_bytes=10))
-    row, rows = rows_of("optimize", plan, [done or {}, {"failed": "the lease is lost", "code": "lease_lost"}])
+    spared: Json = {"outcome": "done", "files": 2, "bytes": 20, "spared": ["part-2.parquet"]}
+    row, steps = rows_of("optimize", plan, [spared])
+    assert (row["files_deleted"], row["bytes_deleted"]) == (2, 20)
+    assert [one["outcome"] for one in steps if one["path"]] == ["deleted", "spared", "deleted"]
+    died: Json = {"failed": "the lease is lost", "code": "lease_lost"}
+    row, steps = rows_of("optimize", plan, [{"outcome": "done", "files": 1, "bytes": 10, "spared": []}, died])
     assert (row["outcome"], row["files_deleted"]) == ("failed", 1)
-    assert [one["outcome"] for one in rows if one["path"]] == ["unknown", "unknown"]
+    assert [one["outcome"] for one in steps if one["path"]] == ["unknown"] * 3
 
 
 def test_the_first_batch_of_a_query_is_in_its_row() -> None:
