@@ -40,7 +40,7 @@ class Notifier(dg.ConfigurableResource):
         return f"{self.ui_url.rstrip('/')}/runs/{run_id}" if self.ui_url else run_id
 
     def announce(self, text: str, configuration: Configuration, *, team: str, fleet: str) -> None:
-        """Log a text that is no problem, and post it to the chat and the webhook of a team. It pages nobody."""
+        """Log a text that reports no problem, and send it to the chat and the webhook of a team, but not to PagerDuty."""
         _LOG.info(printable(redacted(text)))
         channels = configuration.channels_of(team)
         for problem in announce(

@@ -4,7 +4,8 @@
     executor  a Python worker opens the storages again, runs the task for each item, and sends the outcomes
 
 Outcomes come through an accumulator: Spark adds each task of an action exactly once, also if a task runs twice, and before
-the job ends or fails. So progress is told while the job runs, and the work before a failed task is not lost.
+the job ends or fails. So the verb reports progress while the job runs, and keeps the outcomes of all tasks that ended
+before a failure.
 
 Spark imports are in the functions: only `--executor spark` needs PySpark.
 """
@@ -151,7 +152,7 @@ class SparkExecutor:
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], ended: Callable[[Item, Result | StatekeeperError], None]
     ) -> None:
-        """See `Executor`. An item whose Spark task fails for good has the outcome `TaskLost`. Raises
+        """See `Executor`. If Spark gives up the task of an item, the outcome of the item is `TaskLost`. Raises
         `UnsupportedEnvironment` if the cluster cannot run Statekeeper; then no item was started."""
         if not items:
             return

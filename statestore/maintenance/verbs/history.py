@@ -89,7 +89,7 @@ class HistoryFacts:
 
     runs      of each root, by its name
     kept      the runs of each table in the months of `runs`, by the name of the table
-    problems  of roots, by name
+    problems  why a root could not be read, by the name of the root
     """
 
     url: str
@@ -307,7 +307,7 @@ def read_together(runs: Sequence[RunFiles]) -> Iterator[list[RunFiles]]:
 
 
 def _of_day(source: Source, day: str, clock: Clock) -> dict[str, Any]:
-    """Examine a root. The row is of the planned day, also if the pass goes on after midnight."""
+    """Examine a root and return its row for `day`, the day of the plan, even if it is past midnight now."""
     now = clock.now_seconds()
     health: Health = look(source.storage, source.policies, clock=clock)
     return {

@@ -128,7 +128,7 @@ class Collected:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeOverview:
-    """A run of a verb that changed the state. `details`: of its plan, in words."""
+    """A run of a verb that changed the state. `details`: a description of its plan."""
 
     started_seconds: float
     verb: str

@@ -11,7 +11,6 @@ column `record` has the whole line, so that nothing is lost.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -397,8 +396,9 @@ def _whole(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < _MOST else None  # not for infinity and NaN
 
 
 def _sum(lines: Iterable[Json], key: str) -> int:

@@ -398,8 +398,8 @@ class _Elsewhere:
         return PublishedSnapshot(store=store, version=version, made=Made(built.digest, tables))
 
     def _delete_others(self, published: Mapping[StorePath, PublishedSnapshot]) -> None:
-        """Delete the tables of other attempts at these stores. Their snapshots have their names for good, so that no other
-        attempt can be published."""
+        """Delete the tables that other attempts at these stores have uploaded. Each store has its published snapshot, so no
+        other attempt can be published any more."""
         storage, run = self.work.storage, self.work.begun.run
         there = catalog.files(storage, f"{names.STATE}/{self.group.operator}")
         storage.delete(
