@@ -39,7 +39,8 @@ run: env
 platform: env
 	@$(BIN)/python -m statekeeper.resources.launcher.platform $(ARGS)
 
-lint: env
+# Makes an environment, but never renews one: a second checkout that shares it would become what the first one imports.
+lint: $(if $(wildcard $(BIN)/lint-imports),,env)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
