@@ -477,6 +477,8 @@ def _tuned(options: Options, limits: EngineLimits, cache: BlockCache | None = No
         options.set_disable_auto_compactions(True)
     # A table that another process unlinks stays readable through its open file descriptor.
     options.set_max_open_files(-1)
+    # RocksDB would start sixteen threads at each opening, which take longer than the few tables of a store.
+    options.set_max_file_opening_threads(1)
     options.set_keep_log_file_num(2)
     tables = BlockBasedOptions()
     tables.set_format_version(_FORMAT_VERSION)
