@@ -40,6 +40,15 @@ _MAX_ENTRIES = 1000
 _ENTRY = b"PK\x01\x02"
 """The first bytes of an entry in the directory of a zip. `zipfile` reads the directory as a whole."""
 
+_HEADER = struct.Struct("<4s2xHH4xIIIHH")
+"""The header before the bytes of a file: flags, method, checksum, packed and unpacked bytes, lengths of name and extra."""
+
+_DESCRIPTOR = struct.Struct("<III")
+"""After the bytes of a file: the three of the header that were not known when it was written. A signature may be first."""
+
+_ENCRYPTED_FLAG, _DESCRIPTOR_FLAG = 1 << 0, 1 << 3
+_HEADER_SIGNATURE, _DESCRIPTOR_SIGNATURE = b"PK\x03\x04", b"PK\x07\x08"
+
 _METADATA = "metadata"
 _TABLE_NAME, _LOG_NAME = "dfsSstFileName", "dfsLogFileName"
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
@@ -52,8 +61,6 @@ _LOCAL_LOG = re.compile(r"[0-9]{1,20}\.log")
 _DFS_LOG = re.compile(r"[0-9]{1,20}-[0-9A-Za-z-]{1,200}\.log")
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, OSError, LookupError)
 """The errors of `zipfile` for invalid zips; NotImplementedError is a RuntimeError."""
-
-_PIECE_BYTES = 1024 * 1024
 
 _LARGEST_FAMILY = 2**15 - 1
 _LARGEST_COUNT = 2**63
@@ -156,24 +163,31 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     `MAX_UNPACKED_BYTES`.
     """
     files: dict[str, bytes] = {}
-    left = MAX_UNPACKED_BYTES
+    left, end = MAX_UNPACKED_BYTES, 0
     times = set()
     if data.count(_ENTRY) > _MAX_ENTRIES:
         raise CorruptFile(f"more than {_MAX_ENTRIES:,} files in the zip", path=path, hint=_HINT)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             comment = archive.comment.decode("ascii", "replace")
-            for entry in archive.infolist():
+            for entry in sorted(archive.infolist(), key=lambda one: one.header_offset):
                 if entry.filename != _METADATA and not is_small_file(entry.filename):
                     raise CorruptFile(
                         f"has a file that is not part of a snapshot: {entry.filename!r}", path=path, hint=_HINT
                     )
                 if entry.filename in files:
                     raise CorruptFile(f"has two files {entry.filename!r}", path=path, hint=_HINT)
+                has_descriptor = bool(entry.flag_bits & _DESCRIPTOR_FLAG)
                 # Java writes deflate. The headers of other methods determine how much memory they take.
                 if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CorruptFile(
                         f"uses the unsupported compression method {entry.compress_type}", path=path, hint=_HINT
+                    )
+                if entry.flag_bits & _ENCRYPTED_FLAG or (has_descriptor and entry.compress_type == zipfile.ZIP_STORED):
+                    raise CorruptFile(
+                        f"has the file {entry.filename} with flags that Java cannot read: {entry.flag_bits:#x}",
+                        path=path,
+                        hint=_HINT,
                     )
                 left -= entry.file_size
                 if left < 0:
@@ -184,7 +198,7 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                         path=path,
                         hint=_HINT,
                     )
-                files[entry.filename] = _unpacked(archive, entry, path)
+                files[entry.filename], end = _unpacked(data, entry, end, path)
                 times.add(entry.date_time)
     except _BAD_ZIP as error:
         raise CorruptFile(f"is not a valid zip: {error}", path=path, hint=_HINT) from error
@@ -194,21 +208,50 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
     return Snapshot(files, metadata, times == {_NO_TIME}, comment if is_checkpoint_id(comment) else None)
 
 
-def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: str) -> bytes:
-    """Return the bytes of an entry. `ZipFile.read` would unpack up to 2 GiB before it checks the declared size."""
-    pieces = []
-    with archive.open(entry) as packed:
-        while piece := packed.read(_PIECE_BYTES):
-            pieces.append(piece)
-    body = b"".join(pieces)
-    # zipfile truncates longer content silently, and accepts shorter content.
-    if len(body) != entry.file_size:
+def _unpacked(data: bytes, entry: zipfile.ZipInfo, start: int, path: str) -> tuple[bytes, int]:
+    """Return the bytes of the file whose header is at `start`, and where the next header must be.
+
+    The module `zipfile` reads the directory at the end of a zip; Spark (`ZipInputStream` of Java) reads the headers before
+    the files, and each file to the end of its compressed stream. So both must agree.
+    """
+    signature, flags, method, *sizes, name_length, extra_length = _HEADER.unpack_from(data, start)
+    packed_at = start + _HEADER.size + name_length + extra_length
+    end = packed_at + entry.compress_size
+    packed = data[packed_at:end]
+    if flags & _DESCRIPTOR_FLAG:
+        end += len(_DESCRIPTOR_SIGNATURE) * data.startswith(_DESCRIPTOR_SIGNATURE, end)
+        sizes = list(_DESCRIPTOR.unpack_from(data, end))
+        end += _DESCRIPTOR.size
+    name = data[start + _HEADER.size : start + _HEADER.size + name_length]
+    found = (start, signature, name, flags, method, sizes)
+    declared = (
+        entry.header_offset,
+        _HEADER_SIGNATURE,
+        entry.filename.encode(),
+        entry.flag_bits,
+        entry.compress_type,
+        [entry.CRC, entry.compress_size, entry.file_size],
+    )
+    if found != declared:
         raise CorruptFile(
-            f"has the file {entry.filename} with {len(body):,} bytes, but declares {entry.file_size:,}",
+            f"has a header of the file {entry.filename} that contradicts the directory of the zip",
             path=path,
             hint=_HINT,
         )
-    return body
+    body, is_whole = packed, True
+    if entry.compress_type == zipfile.ZIP_DEFLATED:
+        unpacking = zlib.decompressobj(-zlib.MAX_WBITS)
+        # A forged file of any size takes no more memory than the declared size.
+        body = unpacking.decompress(packed, entry.file_size + 1)
+        is_whole = unpacking.eof and not unpacking.unused_data
+    if not is_whole or len(body) != entry.file_size or zlib.crc32(body) != entry.CRC:
+        raise CorruptFile(
+            f"has the file {entry.filename} with {len(body):,} bytes that are not the {entry.file_size:,} bytes of its "
+            "checksum",
+            path=path,
+            hint=_HINT,
+        )
+    return body, end
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:

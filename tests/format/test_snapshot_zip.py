@@ -253,6 +253,17 @@ def test_other_compression_methods_are_rejected_before_they_take_memory() -> Non
             read(zipped({**SMALL_FILES, "metadata": metadata(fields())}, method))
 
 
+@pytest.mark.parametrize(("flag", "method"), [(1 << 0, zipfile.ZIP_DEFLATED), (1 << 3, zipfile.ZIP_STORED)])
+def test_flags_that_java_cannot_read_are_rejected(flag: int, method: int) -> None:
+    """An encrypted file, and one of unknown size that is not compressed."""
+    data = bytearray(zipped({**SMALL_FILES, "metadata": metadata(fields())}, method))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        data[archive.infolist()[0].header_offset + 6] |= flag
+        data[archive.start_dir + 8] |= flag
+    with pytest.raises(CorruptFile, match="flags that Java cannot read"):
+        read(bytes(data))
+
+
 def test_a_zip_bomb_is_rejected_before_it_is_unpacked() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("MANIFEST-000005", "w") as member:
