@@ -5,6 +5,7 @@ The tasks and the storage are real. What only a cluster can do is in `on_a_clust
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,14 +25,16 @@ class Apart(LocalExecutor):
     """Runs each task elsewhere.
 
     sends  the task, its items and its results are pickled, so that a task opens its storages again
-    twice  runs each item twice at a time, as speculation does, and keeps the attempt that ends last
+    twice  runs each item twice at a time, as speculation does, and keeps the outcome of the second attempt
+    again  the second attempt begins after the first one has ended, and finds what that has written
     before called with the name of a task before its items run
     ran    the name of the task of each item that ran
-    late   a further attempt at each item, which has stalled until it is called
+    late   a further attempt at each item, which has stalled until it is called, see `run_late`
     """
 
     sends: bool = True
     twice: bool = False
+    again: bool = False
     before: Callable[[str], None] = lambda _: None
     ran: list[str] = field(default_factory=list)
     late: list[Callable[[], object]] = field(default_factory=list)
@@ -45,6 +48,12 @@ class Apart(LocalExecutor):
     ) -> None:
         self.before(type(task).__name__)
         super().map(_Sent(task, self), items, ended)
+
+    def run_late(self) -> None:
+        """Run the stalled attempts. Nobody reads their outcomes."""
+        for attempt in self.late:
+            with contextlib.suppress(StatekeeperError):
+                attempt()
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ class _Sent:
     def __call__(self, item: Any, place: Place) -> Any:
         self.executor.ran.append(type(self.task).__name__)
         self.executor.late.append(lambda: self._attempt(item, place))
-        if not self.executor.twice:
+        if not (self.executor.twice or self.executor.again):
             return self._attempt(item, place)
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(1 if self.executor.again else 2) as pool:
             attempts = [pool.submit(self._attempt, item, place) for _ in range(2)]
             return [attempt.result() for attempt in attempts][-1]
 

@@ -30,12 +30,12 @@ from statekeeper.statestore.maintenance.verbs.rewrite import Revert as RevertRew
 from statekeeper.statestore.maintenance.verbs.savepoint import SaveRows
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 from statekeeper.statestore.storage import Storage, open_storage
-from tests.support import verbs
+from tests.support import apart, verbs
+from tests.support.apart import Apart
 from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, KINDS, Roots, made, query_of
 from tests.support.dumped import dumped
 from tests.support.edited_keys import a_key_of, leaves
-from tests.support.elsewhere import Elsewhere
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintained_query import Query
 from tests.support.maintainers import maintainer
@@ -52,8 +52,8 @@ CHECKPOINTS = [*SPARKS, *(pytest.param(one, marks=pytest.mark.slow) for one in M
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Elsewhere:
-    return Elsewhere(tmp_path / "another host")
+def elsewhere(tmp_path: Path) -> Apart:
+    return apart.elsewhere(again=True, scratch=tmp_path / "another host")
 
 
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
@@ -95,7 +95,7 @@ def of_spark(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
 def test_a_clone_is_right_and_a_stalled_copy_changes_nothing(
-    roots: Roots, tmp_path: Path, elsewhere: Elsewhere, kind: str, structure: Structure, in_batch_logs: bool
+    roots: Roots, tmp_path: Path, elsewhere: Apart, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
     source, destination = roots
     query = made(source, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
@@ -103,7 +103,7 @@ def test_a_clone_is_right_and_a_stalled_copy_changes_nothing(
     done = perform(prepare(Clone(destination="copy"), run))
     copied = {file.path for file in done.plan.plan.files}
     assert files(destination).keys() == {*copied, names.CLONED}
-    assert elsewhere.tasks
+    assert elsewhere.ran
     copy = query_of(query, destination, tmp_path / "of clone", 7)
     assert copy.is_right()
     copy.grow(2)
@@ -116,7 +116,7 @@ def test_a_clone_is_right_and_a_stalled_copy_changes_nothing(
 
 
 def test_a_clone_replaces_what_an_interrupted_run_has_copied_before_the_source_replaced_it(
-    roots: Roots, tmp_path: Path, elsewhere: Elsewhere
+    roots: Roots, tmp_path: Path, elsewhere: Apart
 ) -> None:
     source, destination = roots
     query = made(source, tmp_path, "native", Structure.V1, in_batch_logs=False)
@@ -133,7 +133,7 @@ def test_a_clone_replaces_what_an_interrupted_run_has_copied_before_the_source_r
 
 
 def test_a_file_that_is_deleted_after_the_plan_is_the_same_error_as_on_this_machine(
-    tmp_path: Path, elsewhere: Elsewhere
+    tmp_path: Path, elsewhere: Apart
 ) -> None:
     source = open_storage(str(tmp_path / "root"))
     query = made(source, tmp_path, "own", Structure.V2, in_batch_logs=False)
@@ -162,7 +162,7 @@ def test_a_mirror_follows_its_source_beside_stalled_copies_of_earlier_runs(
     schema, twin = names.state_schema(0), open_storage(str(tmp_path / "twin"))
     stalled = []
     for turn in range(3):
-        executor = Elsewhere(tmp_path / f"host {turn}")
+        executor = apart.elsewhere(again=True, scratch=tmp_path / f"host {turn}")
         for other, cluster in ((destination, executor), (twin, None)):
             perform(prepare(Mirror(destination="copy"), a_run(source, tmp_path, cluster=cluster, other=other)))
         for one in stalled:
@@ -180,7 +180,7 @@ def test_a_mirror_follows_its_source_beside_stalled_copies_of_earlier_runs(
 @pytest.mark.parametrize("tables", [Tables.PARQUET, pytest.param(Tables.DELTA, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [None, *CHECKPOINTS])
 def test_the_tables_of_a_savepoint_have_the_bytes_that_this_machine_writes(
-    name: str | None, tables: Tables, tmp_path: Path, elsewhere: Elsewhere
+    name: str | None, tables: Tables, tmp_path: Path, elsewhere: Apart
 ) -> None:
     if name is None:
         root = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=4)
@@ -216,9 +216,7 @@ def edit_of(root: Path) -> Edit:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_an_edit_changes_the_rows_that_it_changes_on_this_machine(
-    name: str, tmp_path: Path, elsewhere: Elsewhere
-) -> None:
+def test_an_edit_changes_the_rows_that_it_changes_on_this_machine(name: str, tmp_path: Path, elsewhere: Apart) -> None:
     found, plans = [], []
     for folder, cluster in (("here", None), ("there", elsewhere)):
         root = of_spark(name, tmp_path / folder)
@@ -238,7 +236,7 @@ def test_an_edit_changes_the_rows_that_it_changes_on_this_machine(
     assert dumped(root) == found[1]
 
 
-def test_upserts_and_deletions_of_a_job_root_reach_their_stores(tmp_path: Path, elsewhere: Elsewhere) -> None:
+def test_upserts_and_deletions_of_a_job_root_reach_their_stores(tmp_path: Path, elsewhere: Apart) -> None:
     root = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path / "job", partitions=8)
     root.grow(4)
     table = tmp_path / "rows.csv"
@@ -247,7 +245,7 @@ def test_upserts_and_deletions_of_a_job_root_reach_their_stores(tmp_path: Path, 
     run = a_run(root.storage, tmp_path, cluster=elsewhere)
     done = perform(prepare(Edit(operator=0, delete={"key": "key 2 5"}, upsert=str(table)), run))
     assert sum(done.plan.totals.values()) == 12
-    assert elsewhere.tasks > 8
+    assert len(elsewhere.ran) > 8
     root.rows |= {(0, f"key 3 {n}"): 1000 + n for n in range(10)} | {(0, "a new key"): 5}
     del root.rows[0, "key 2 5"]
     root.assert_right()
@@ -257,7 +255,7 @@ def test_upserts_and_deletions_of_a_job_root_reach_their_stores(tmp_path: Path, 
 
 
 def test_a_snapshot_that_is_published_after_the_end_of_an_edit_is_deleted_again(
-    tmp_path: Path, elsewhere: Elsewhere
+    tmp_path: Path, elsewhere: Apart
 ) -> None:
     root = of_spark("v1-aggregation", tmp_path)
     storage = open_storage(str(root))
@@ -279,7 +277,7 @@ def test_a_snapshot_that_is_published_after_the_end_of_an_edit_is_deleted_again(
 
 
 def test_a_try_that_stalls_in_its_read_back_does_not_delete_the_snapshot_of_an_edit_that_has_ended(
-    tmp_path: Path, elsewhere: Elsewhere
+    tmp_path: Path, elsewhere: Apart
 ) -> None:
     root = of_spark("v2-aggregation", tmp_path)
     storage = open_storage(str(root))
@@ -293,7 +291,7 @@ def test_a_try_that_stalls_in_its_read_back_does_not_delete_the_snapshot_of_an_e
     assert audited(storage, scratch=tmp_path / "deep").breaks == ()
 
 
-def switched(query: Query, run: Callable[..., Run], elsewhere: Elsewhere) -> None:
+def switched(query: Query, run: Callable[..., Run], elsewhere: Apart) -> None:
     to = structure_of(query.storage).other
     done = perform(prepare(Switch(to=to, for_spark=Spark.V4_2), run(cluster=elsewhere)))
     assert done.refusals == ()
@@ -302,7 +300,7 @@ def switched(query: Query, run: Callable[..., Run], elsewhere: Elsewhere) -> Non
 
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), [KINDS[0], KINDS[3], KINDS[4]])
 def test_a_query_is_switched_and_switched_back(
-    tmp_path: Path, elsewhere: Elsewhere, kind: str, structure: Structure, in_batch_logs: bool
+    tmp_path: Path, elsewhere: Apart, kind: str, structure: Structure, in_batch_logs: bool
 ) -> None:
     storage = open_storage(str(tmp_path / "root"))
     query = made(storage, tmp_path, kind, structure, in_batch_logs=in_batch_logs)
@@ -325,7 +323,7 @@ def test_a_query_is_switched_and_switched_back(
 @pytest.mark.parametrize(("kind", "structure", "in_batch_logs"), FEW_KINDS)
 def test_a_rewind_and_a_repair_find_the_damage_that_they_find_on_this_machine(
     tmp_path: Path,
-    elsewhere: Elsewhere,
+    elsewhere: Apart,
     kind: str,
     structure: Structure,
     in_batch_logs: bool,
@@ -342,4 +340,4 @@ def test_a_rewind_and_a_repair_find_the_damage_that_they_find_on_this_machine(
     for report in reports:
         report.pop("query_id", None)
     assert reports[0] == reports[1]
-    assert elsewhere.tasks
+    assert elsewhere.ran
