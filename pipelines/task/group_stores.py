@@ -73,9 +73,20 @@ class GroupStores:
         """Delete keys."""
         self.put(name, placed, pa.nulls(len(placed), pa.large_binary()))
 
-    def scan(self, name: str, partition: int, ranges: Sequence[KeyRange]) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the pairs of one store, see `StateStore.scan_ranges`."""
-        return self._stores[partition][name].scan_ranges(ranges)
+    def scan(
+        self, name: str, partition: int, ranges: Sequence[KeyRange], at_once: int
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Iterate over the pairs of one store, see `StateStore.scan_ranges`, in portions of `at_once` keys and values."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for more_keys, more_values in self._stores[partition][name].scan_ranges(ranges):
+            keys += more_keys
+            values += more_values
+            while len(keys) >= at_once:
+                yield keys[:at_once], values[:at_once]
+                del keys[:at_once], values[:at_once]
+        if keys:
+            yield keys, values
 
     def of_partition(self, partition: int) -> Stores:
         """Return the stores of a partition."""

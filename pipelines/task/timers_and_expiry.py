@@ -9,7 +9,6 @@ Times are in us since the epoch, shape (keys,); `NEVER` for a key without a time
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -101,8 +100,12 @@ class DueIndex:
         ranges = _due_ranges(self._key_groups_of(partition), now_us // 1000, after_ms)
         if not ranges:
             return
-        found = itertools.islice(self._stores.scan(self._name, partition, ranges), most)
-        while portion := [key for key, _ in itertools.islice(found, at_once)]:
+        for found, _ in self._stores.scan(self._name, partition, ranges, at_once):
+            portion = found[:most]
+            if most is not None:
+                most -= len(portion)
+            if not portion:
+                return
             entries = pa.array(portion, pa.large_binary())
             keys = pc.unique(keys_of(entries))
             # Stores read sorted keys fastest, and each attempt gets the keys in one order.
@@ -247,14 +250,13 @@ class TimedState:
         ranges = _due_ranges(self._key_groups_of(partition), self._now_us // 1000, self._after_ms)
         if not ranges:
             return
-        found = self._stores.scan(self._name, partition, ranges)
-        while portion := list(itertools.islice(found, at_once)):
-            entries, values = (pa.array(column, pa.large_binary()) for column in zip(*portion, strict=True))
+        for portion in self._stores.scan(self._name, partition, ranges, at_once):
+            entries, values = (pa.array(column, pa.large_binary()) for column in portion)
             key_rows = decode_due_keys(entries, self._keys)
             state = decode_values(values, self._values)
             table = pa.table([*key_rows.columns, *state.columns], schema=pa.schema([*key_rows.schema, *state.schema]))
             self._stores.delete(self._name, PlacedKeys.of_partition(entries, partition))
-            self.fired[partition] += len(portion)
+            self.fired[partition] += len(entries)
             yield key_rows, table
 
 

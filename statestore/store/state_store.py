@@ -36,7 +36,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.storage.parts import PART_BYTES, EarlyUpload
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
-from statekeeper.statestore.store.engine.pending_changes import PendingChanges
+from statekeeper.statestore.store.engine.pending_changes import Columns, PendingChanges
 from statekeeper.statestore.store.engine.rocks import (
     FIRST_RESERVED_KEY,
     Database,
@@ -275,30 +275,17 @@ class StateStore:
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Iterate over all pairs whose key starts with `prefix`, in key order, including uncommitted changes."""
-        return self.scan_ranges([range_of(prefix)])
+        for keys, values in self.scan_ranges([range_of(prefix)]):
+            yield from zip(keys, values, strict=True)
 
-    def scan_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over all pairs with a key in one of the ranges, as `scan`. The ranges ascend and do not overlap."""
-        changes = self._pending.ordered(ranges)
-        change = next(changes, None)
-        for keys, values in self._stored(ranges):
-            for key, value in zip(keys, values, strict=True):
-                while change is not None and change[0] < key:
-                    if change[1] is not None:
-                        yield change[0], change[1]
-                    change = next(changes, None)
-                if change is not None and change[0] == key:
-                    if change[1] is not None:
-                        yield key, change[1]
-                    change = next(changes, None)
-                else:
-                    yield key, value
-        while change is not None:
-            if change[1] is not None:
-                yield change[0], change[1]
-            change = next(changes, None)
+    def scan_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[Columns]:
+        """Iterate over all pairs with a key in one of the ranges, as `scan`, in pieces of keys and values.
 
-    def _stored(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        The ranges ascend and do not overlap. No piece is empty.
+        """
+        return self._pending.over(self._stored(ranges), ranges)
+
+    def _stored(self, ranges: Sequence[KeyRange]) -> Iterator[Columns]:
         with self._reading():
             for keys_in in ranges:
                 yield from self._database.scan_range(keys_in)

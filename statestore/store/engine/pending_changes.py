@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +24,12 @@ _MEMTABLE_BYTES = 16 * 1024 * 1024
 """RocksDB's default, two memtables of four times this size, is a fifth of a worker's memory."""
 
 _WRITTEN_AT_ONCE = 10_000
+
+MERGED_KEYS = 10_000
+"""The most changed keys that are merged with stored keys at once."""
+
+Columns = tuple[list[bytes], list[bytes]]
+"""Keys and their values, of the same length."""
 
 _DELETED = b"\0"
 _PRESENT = b"\1"
@@ -43,10 +49,12 @@ class PendingChanges:
         *,
         spill_keys: int = SPILL_KEYS,
         spill_bytes: int = SPILL_BYTES,
+        merged_keys: int = MERGED_KEYS,
     ) -> None:
         self._scratch = scratch
         self._spill_keys = spill_keys
         self._spill_bytes = spill_bytes
+        self._merged_keys = merged_keys
         self._memory: dict[bytes, bytes | None] = earlier or {}
         self._bytes = sum(map(len, self._memory)) + sum(map(len, filter(None, self._memory.values())))
         self._spilled: Rdict | None = None
@@ -101,6 +109,38 @@ class PendingChanges:
             for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
                 yield key, held[key]
 
+    def over(self, stored: Iterable[Columns], ranges: Sequence[KeyRange]) -> Iterator[Columns]:
+        """Iterate over stored pairs with the changes of these ranges applied, in key order. No piece is empty.
+
+        Most pieces of a local copy have no change, and are passed on as they are.
+        """
+        changes = self.ordered(ranges)
+        change = next(changes, None)
+        for keys, values in stored:
+            start = 0
+            while change is not None and change[0] <= keys[-1]:
+                part, change = self._next_part(changes, change, keys[-1])
+                is_last = change is None or change[0] > keys[-1]
+                end = len(keys) if is_last else bisect_right(keys, next(reversed(part)))
+                yield from _applied(part, keys[start:end], values[start:end])
+                start = end
+            if start < len(keys):
+                yield (keys[start:], values[start:]) if start else (keys, values)
+        while change is not None:
+            part, change = self._next_part(changes, change, None)
+            yield from _applied(part, [], [])
+
+    def _next_part(
+        self, changes: Iterator[tuple[bytes, bytes | None]], change: tuple[bytes, bytes | None], last: bytes | None
+    ) -> tuple[dict[bytes, bytes | None], tuple[bytes, bytes | None] | None]:
+        """Take changes from `change` on up to the key `last`, not too many. Return them, and the next change."""
+        part: dict[bytes, bytes | None] = {}
+        following: tuple[bytes, bytes | None] | None = change
+        while following is not None and (last is None or following[0] <= last) and len(part) < self._merged_keys:
+            part[following[0]] = following[1]
+            following = next(changes, None)
+        return part, following
+
     def take(self) -> dict[bytes, bytes | None] | None:
         """Hand over the map, and leave none; None if changes are on disk."""
         if self._spilled is not None:
@@ -136,6 +176,14 @@ class PendingChanges:
         # In place, to free the memory even if the caller still refers to the map.
         self._memory.clear()
         self._bytes = 0
+
+
+def _applied(part: dict[bytes, bytes | None], keys: list[bytes], values: list[bytes]) -> Iterator[Columns]:
+    pairs: dict[bytes, bytes | None] = dict(zip(keys, values, strict=True))
+    pairs.update(part)
+    left = sorted((key, value) for key, value in pairs.items() if value is not None)
+    if left:
+        yield [key for key, _ in left], [value for _, value in left]
 
 
 def _plain(packed: bytes) -> bytes | None:

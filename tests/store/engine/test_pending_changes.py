@@ -15,18 +15,32 @@ keys = st.binary(max_size=2)
 batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=12)
 
 
-@given(st.lists(batches, max_size=6), st.integers(0, 8), st.integers(0, 30), st.lists(keys, max_size=6), keys)
-@settings(max_examples=25)
+@given(
+    steps=st.lists(batches, max_size=6),
+    spill_keys=st.integers(0, 8),
+    spill_bytes=st.integers(0, 30),
+    merged_keys=st.integers(1, 4),
+    wanted=st.lists(keys, max_size=6),
+    prefix=keys,
+    stored=st.dictionaries(keys, st.binary(max_size=3), max_size=12),
+    piece=st.integers(1, 5),
+)
+@settings(max_examples=50)
 def test_it_behaves_like_a_dict_in_memory_and_on_disk(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[list[tuple[bytes, bytes | None]]],
     spill_keys: int,
     spill_bytes: int,
+    merged_keys: int,
     wanted: list[bytes],
     prefix: bytes,
+    stored: dict[bytes, bytes],
+    piece: int,
 ) -> None:
     scratch = tmp_path_factory.mktemp("pending") / "scratch"
-    pending = PendingChanges(scratch, spill_keys=spill_keys, spill_bytes=spill_bytes)
+    pending = PendingChanges(scratch, spill_keys=spill_keys, spill_bytes=spill_bytes, merged_keys=merged_keys)
+    in_range = sorted(item for item in stored.items() if item[0].startswith(prefix))
+    pieces = [list(zip(*in_range[at : at + piece], strict=True)) for at in range(0, len(in_range), piece)]
     model: dict[bytes, bytes | None] = {}
     assert not pending
     for step in steps:
@@ -41,6 +55,11 @@ def test_it_behaves_like_a_dict_in_memory_and_on_disk(
         start, end = range_of(prefix)
         middle = prefix + b"\x80"
         assert list(pending.ordered([(start, middle), (middle, end)])) == inside
+        over = list(pending.over(((list(some), list(values)) for some, values in pieces), [range_of(prefix)]))
+        after = {**dict(in_range), **dict(inside)}
+        expected = sorted((key, value) for key, value in after.items() if value is not None)
+        assert [pair for some, values in over for pair in zip(some, values, strict=True)] == expected
+        assert all(some for some, _ in over)
     pending.close()
     assert not pending
     assert not scratch.exists()
