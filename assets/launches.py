@@ -17,13 +17,12 @@ from statekeeper.assets.names import job_of
 from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.resources.worker import holder
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
-from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import without_root
 from statekeeper.statestore.base.workers import WORKERS
 from statekeeper.statestore.format.sparks import Spark
 from statekeeper.statestore.maintenance.executors import MEMORY_BYTES, Executor
 from statekeeper.statestore.maintenance.verbs.clone import Clone
-from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run, Verb, perform, prepare
+from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, Run
 from statekeeper.statestore.maintenance.verbs.edit import Edit
 from statekeeper.statestore.maintenance.verbs.migrate import Migrate
 from statekeeper.statestore.maintenance.verbs.options import Option, options_of
@@ -151,23 +150,6 @@ def run_by(
         open_other=lambda url: fleet.open_destination(url, query),
         named=lambda text: for_launchpad(text, query),
     )
-
-
-def copied(
-    context: dg.AssetExecutionContext, fleet: Fleet, config: Any, verb: Verb[Any, Any, Any]
-) -> dg.MaterializeResult:
-    """Plan a copy of the query of this launch, or make it."""
-    query = fleet.open(context.partition_key)
-    try:
-        prepared = prepare(verb, run_of(context, fleet, query, stopped=config.confirm_stopped))
-        if config.do is DoCopy.APPLY:
-            prepared = perform(prepared)
-    except StatekeeperError as error:
-        raise dg.Failure(str(error)) from error
-    shown = of_prepared(prepared)
-    if config.do is DoCopy.APPLY:
-        shown["seconds"] = round(prepared.seconds, 3)
-    return dg.MaterializeResult(metadata=shown)
 
 
 def of_prepared(prepared: Prepared[Any, Any, Any]) -> metadata.Metadata:

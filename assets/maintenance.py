@@ -10,13 +10,13 @@ last one in the order of their discovery, and the queries that are due are not n
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import dagster as dg
 from pydantic import Field
 
-from statekeeper.assets import spark_runs
+from statekeeper.assets import work
 from statekeeper.assets.launches import run_of
 from statekeeper.assets.memory import read, tell_run
 from statekeeper.assets.names import Names
@@ -29,6 +29,7 @@ from statekeeper.assets.visits import (
     LINEAGE,
     RETENTION,
     SNAPSHOT,
+    VISIT,
     Recorder,
     Shown,
     Steps,
@@ -121,10 +122,7 @@ def _assets(names: Names, specs: Mapping[str, dg.AssetSpec], recorder: Recorder)
         query = fleet.open(name, configuration)
         is_whole = len(chosen) == len(CHECKS)
         steps = Steps(takes=SNAPSHOT in chosen, deletes=RETENTION in chosen, is_whole=is_whole)
-        if query.is_on_spark:
-            one = spark_runs.visited(context, names, query, steps)
-        else:
-            one = visited(run_of(context, fleet, query), query, steps)
+        one = work.done(context, names, query, VISIT, asdict(steps))
         yield from recorder.recorded(context, configuration, one, chosen=chosen, is_asset=True)
         if one.is_left_to_spark:
             _log(context, one)

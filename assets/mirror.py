@@ -1,20 +1,22 @@
 """The asset `mirror`: the copy of a checkpoint that is kept up to date."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
 from statekeeper.assets.checks import MIRROR_IS_FRESH, mirror_is_fresh
-from statekeeper.assets.launches import of_prepared, run_of
+from statekeeper.assets.launches import of_prepared
 from statekeeper.assets.names import Names
 from statekeeper.assets.sources import Sources
-from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.assets.work import Given, Outcome, of_asset, recorded
+from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.messages import after_each_step, counted
 from statekeeper.statestore.maintenance.copies import mirrors
 from statekeeper.statestore.maintenance.copies.mirrors import Lag
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.mirror import Mirror
-from statekeeper.statestore.storage import Storage
 
 
 def mirror(names: Names, sources: Sources) -> dg.AssetsDefinition:
@@ -30,30 +32,43 @@ def mirror(names: Names, sources: Sources) -> dg.AssetsDefinition:
         Spark cannot start before the next complete run. Destination and allowed lag: `mirror` of the query in
         statekeeper.toml. By hand: `statekeeper mirror QUERY`.
         """
-        fleet = names.fleet_in(context)
-        query = fleet.open(context.partition_key)
+        query = names.fleet_in(context).open(context.partition_key)
         if query.mirror is None:
             raise dg.Failure(
                 f'{query.name} has no mirror: add mirror = {{ url = "..." }} to its table in statekeeper.toml'
             )
-        verb = Mirror(destination=query.mirror.url, location=query.mirror.location)
-        try:
-            prepared = perform(prepare(verb, run_of(context, fleet, query)))
-        except StatekeeperError as error:
-            lag = _lag(query.storage, fleet.open_destination(query.mirror.url, query))
-            yield from with_fleet_verdicts(context, [mirror_is_fresh(lag, error, query)], names)
-            raise dg.Failure(str(error)) from error
-        shown = of_prepared(prepared)
-        shown["seconds"] = round(prepared.seconds, 3)
-        yield from with_fleet_verdicts(context, [mirror_is_fresh(prepared.plan.plan.left, None, query)], names)
-        yield dg.MaterializeResult(metadata=shown)
+        yield from recorded(context, names, MIRROR)
 
     return made
 
 
-def _lag(source: Storage, destination: Storage) -> Lag | None:
-    """Measure the lag after a failed run; None if the source or the mirror cannot be read."""
+def _do(given: Given, how: Mapping[str, Any]) -> Outcome:
+    del how
+    query = given.query
+    assert query.mirror is not None
+    verb = Mirror(destination=query.mirror.url, location=query.mirror.location)
     try:
-        return mirrors.measure(source, destination)
+        told = after_each_step(given.told, lambda done: f"mirror: {counted(done, 'file')}")
+        prepared = perform(prepare(verb, given.run), told)
+    except StatekeeperError as error:
+        check = mirror_is_fresh(_lag(given.fleet, query), error, query)
+        return Outcome(checks=[check], errors={query.name: str(error)})
+    shown = {**of_prepared(prepared), "seconds": round(prepared.seconds, 3)}
+    return Outcome(metadata=shown, checks=[mirror_is_fresh(prepared.plan.plan.left, None, query)])
+
+
+def _checks_without_result(fleet: Fleet, query: OpenedQuery) -> Sequence[dg.AssetCheckResult]:
+    return [mirror_is_fresh(_lag(fleet, query), None, query)]
+
+
+def _lag(fleet: Fleet, query: OpenedQuery) -> Lag | None:
+    """Measure the lag after a failed run; None if the source or the mirror cannot be read."""
+    assert query.mirror is not None
+    try:
+        return mirrors.measure(query.storage, fleet.open_destination(query.mirror.url, query))
     except StatekeeperError:
         return None
+
+
+MIRROR = of_asset("mirror", _do, without_result=_checks_without_result)
+"""The work of the asset."""

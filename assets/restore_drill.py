@@ -1,46 +1,23 @@
 """The asset `restore_drill`: a sample of stores, restored into scratch folders, timed and compared."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
-from statekeeper.assets import spark_runs
 from statekeeper.assets.checks import NEWEST_SNAPSHOT_RESTORES, newest_snapshot_restores
-from statekeeper.assets.launches import of_prepared, run_of
+from statekeeper.assets.launches import of_prepared
 from statekeeper.assets.metadata import Metadata
 from statekeeper.assets.names import Names
 from statekeeper.assets.sources import Sources
-from statekeeper.assets.verdicts import with_fleet_verdicts
-from statekeeper.resources.fleet import Fleet, OpenedQuery
+from statekeeper.assets.work import Given, Outcome, of_asset, recorded
 from statekeeper.statestore.base.errors import NotACheckpoint, StatekeeperError
-from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.upkeep.drill import Found
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.drill import Drill
 
 _MIRROR = "mirror"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drilled:
-    """The drill of a query and of its mirror. `errors`: by the name of the query or the mirror."""
-
-    metadata: Metadata
-    check: dg.AssetCheckResult
-    errors: Mapping[str, str]
-
-    def as_sent(self) -> dict[str, Any]:
-        """Encode it for the run of Dagster that has asked a Spark application for it."""
-        shown, check = spark_runs.metadata_as_sent(self.metadata), spark_runs.check_as_sent(self.check)
-        return {"metadata": shown, "check": check, "errors": dict(self.errors)}
-
-    @classmethod
-    def of_sent(cls, sent: Mapping[str, Any]) -> "Drilled":
-        """Decode it."""
-        shown, check = spark_runs.metadata_in(sent["metadata"]), spark_runs.check_in(sent["check"])
-        return cls(metadata=shown, check=check, errors=sent["errors"])
 
 
 def restore_drill(names: Names, sources: Sources) -> dg.AssetsDefinition:
@@ -56,35 +33,23 @@ def restore_drill(names: Names, sources: Sources) -> dg.AssetsDefinition:
         The predicted and the measured seconds are metadata, and later predictions use the measured ones. By hand:
         `statekeeper drill QUERY`.
         """
-        fleet = names.fleet_in(context)
-        query = fleet.open(context.partition_key)
-        if query.is_on_spark:
-            done = Drilled.of_sent(spark_runs.drilled(context, names, query))
-        else:
-            done = drilled(run_of(context, fleet, query, workers=1), fleet, query)
-        for name, error in done.errors.items():
-            context.log.error(printable(f"{name}: {error}"))
-        yield from with_fleet_verdicts(context, [done.check], names)
-        if done.errors:
-            raise dg.Failure(next(iter(done.errors.values())), metadata=done.metadata)
-        yield dg.MaterializeResult(metadata=done.metadata)
+        yield from recorded(context, names, DRILL)
 
     return made
 
 
-def drilled(
-    run: Run, fleet: Fleet, query: OpenedQuery, *, told: Callable[[str], None] = lambda progress: None
-) -> Drilled:
-    """Drill a query, and its mirror. `told`: called with the progress after each store."""
-    runs = {"": run}
+def _do(given: Given, how: Mapping[str, Any]) -> Outcome:
+    """Drill a query, and its mirror."""
+    del how
+    query, runs = given.query, {"": given.run}
     if query.mirror is not None:
-        runs[_MIRROR] = replace(run, storage=fleet.open_destination(query.mirror.url, query), id="")
+        runs[_MIRROR] = replace(given.run, storage=given.fleet.open_destination(query.mirror.url, query), id="")
     shown: Metadata = {}
     found: dict[str, Found] = {}
     errors: dict[str, StatekeeperError] = {}
     for name, of_root in runs.items():
         try:
-            shown |= _drilled(of_root, name, found, told)
+            shown |= _drilled(of_root, name, found, given.told)
         except NotACheckpoint:
             if name != _MIRROR:
                 raise
@@ -93,11 +58,16 @@ def drilled(
             # The mirror does not depend on the source, whose loss it survives.
             errors[name or query.name] = error
     named = {name or query.name: of for name, of in found.items()}
-    return Drilled(
+    return Outcome(
         metadata=shown,
-        check=newest_snapshot_restores(named, errors, query),
+        checks=[newest_snapshot_restores(named, errors, query)],
         errors={name: str(error) for name, error in errors.items()},
     )
+
+
+DRILL = of_asset("restore_drill", _do, workers=1)
+"""The work of the asset: one store at a time, so that the measured seconds are those of a store. On a cluster, each task
+has a slot of its own."""
 
 
 def _drilled(run: Run, name: str, found: dict[str, Found], told: Callable[[str], None]) -> Metadata:

@@ -1,7 +1,8 @@
 """The assets that rewrite the state of a stopped query when a person launches them. One factory makes them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
@@ -15,13 +16,12 @@ from statekeeper.assets.launches import (
     config_of,
     of_prepared,
     options_in,
-    run_of,
 )
 from statekeeper.assets.names import Names
 from statekeeper.assets.sources import Sources
-from statekeeper.assets.verdicts import with_fleet_verdicts
+from statekeeper.assets.work import Given, Outcome, Work, of_asset, recorded
+from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.checkpoint.rewrite_journal import RewriteKind
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
@@ -40,6 +40,11 @@ from statekeeper.statestore.maintenance.verbs.rewrite import (
 from statekeeper.statestore.maintenance.verbs.switch import Switch
 
 
+def _checks(fleet: Fleet, query: OpenedQuery) -> list[dg.AssetCheckResult]:
+    del fleet
+    return [nothing_left_half_switched(rewrite_journal.open_journal(query.storage), query)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
     """A rewrite as an asset. `name`: if it is not that of the verb; `undo`: a completed rewrite can be reversed."""
@@ -50,6 +55,63 @@ class Rewrite:
     name: str = ""
     undo: bool = False
     does: str = "adds-files"
+
+    @cached_property
+    def launch(self) -> type[dg.Config]:
+        """The launchpad's configuration."""
+        actions = DoOrUndo if self.undo else Do
+        of_undo = ", UNDO a completed one" if self.undo else ""
+        fields: dict[str, tuple[Any, Any]] = {
+            "do": (
+                actions,
+                Field(
+                    default=actions.PLAN,
+                    description=f"PLAN shows the plan. APPLY executes it or completes an interrupted {self.noun}. ABORT "
+                    f"reverses an interrupted one{of_undo}.",
+                ),
+            )
+        }
+        if self.undo:
+            shown = f"With UNDO: the `run` in the materialization of the {self.noun}."
+            fields["undo_run"] = (str, Field(default="", description=shown))
+
+        class Launch(config_of(self.verb, StoppedLaunch, **fields)):  # type: ignore[misc]
+            """The launchpad's configuration. The default only plans."""
+
+        return Launch
+
+    @cached_property
+    def work(self) -> Work[Outcome]:
+        """The work of the asset. What is asked for is a launch."""
+        return of_asset(self.name or self.verb.name, self._do, without_result=_checks)
+
+    def _do(self, given: Given, how: Mapping[str, Any]) -> Outcome:
+        launch: Any = self.launch(**how)
+        run = replace(given.run, stopped=launch.confirm_stopped)
+        started = run.clock.monotonic_seconds()
+
+        def tell(step: Progress) -> None:
+            given.told(f"{step.phase.value}: {step.done} of {step.of} {step.store or ''}".strip())
+
+        try:
+            prepared = self._done(launch, run, tell)
+            shown = of_prepared(prepared)
+        except StatekeeperError as error:
+            return Outcome(checks=_checks(given.fleet, given.query), errors={given.query.name: str(error)})
+        shown["seconds"] = round(run.clock.monotonic_seconds() - started, 3)
+        is_refused = prepared.refusals and launch.do.value != "plan"
+        errors = {given.query.name: str(prepared.refusals[0])} if is_refused else {}
+        return Outcome(metadata=shown, checks=_checks(given.fleet, given.query), errors=errors)
+
+    def _done(self, launch: Any, run: Run, tell: Callable[[Progress], None]) -> Prepared[Any, Progress, Any]:
+        kind, action = RewriteKind(self.verb.name), launch.do.value
+        if action == "abort":
+            written = self.verb(**options_in(launch, self.verb)).run_of_journal(run)
+            return perform(prepare(Rollback(kind), written), tell)
+        if action == "undo":
+            return perform(prepare(Revert(kind, launch.undo_run), run), tell)
+        prepared = prepare(self.verb(**options_in(launch, self.verb)), run)
+        return prepared if action == "plan" else perform(prepared, tell)
 
 
 _REWRITES = [
@@ -131,43 +193,18 @@ _REWRITES = [
 ]
 
 
+REWRITES: tuple[Work[Outcome], ...] = tuple(one.work for one in _REWRITES)
+"""The work of the assets."""
+
+
 def rewrites(names: Names, sources: Sources) -> dict[str, dg.AssetsDefinition]:
     """Make the assets of the rewrites of a fleet, by their names without its prefix."""
-    return {one.name or one.verb.name: _rewrite(names, sources, one) for one in _REWRITES}
+    return {one.work.name: _rewrite(names, sources, one) for one in _REWRITES}
 
 
 def _rewrite(names: Names, sources: Sources, declared: Rewrite) -> dg.AssetsDefinition:
-    kind, actions = RewriteKind(declared.verb.name), DoOrUndo if declared.undo else Do
-    of_undo = ", UNDO a completed one" if declared.undo else ""
-    fields: dict[str, tuple[Any, Any]] = {
-        "do": (
-            actions,
-            Field(
-                default=actions.PLAN,
-                description=f"PLAN shows the plan. APPLY executes it or completes an interrupted {declared.noun}. ABORT "
-                f"reverses an interrupted one{of_undo}.",
-            ),
-        )
-    }
-    if declared.undo:
-        shown = f"With UNDO: the `run` in the materialization of the {declared.noun}."
-        fields["undo_run"] = (str, Field(default="", description=shown))
-
-    class Launch(config_of(declared.verb, StoppedLaunch, **fields)):  # type: ignore[misc]
-        """The launchpad's configuration. The default only plans."""
-
-    def done(config: Any, run: Run, tell: Any) -> Prepared[Any, Progress, Any]:
-        action = config.do.value
-        if action == "abort":
-            written = declared.verb(**options_in(config, declared.verb)).run_of_journal(run)
-            return perform(prepare(Rollback(kind), written), tell)
-        if action == "undo":
-            return perform(prepare(Revert(kind, config.undo_run), run), tell)
-        prepared = prepare(declared.verb(**options_in(config, declared.verb)), run)
-        return prepared if action == "plan" else perform(prepared, tell)
-
     @names.asset(
-        declared.name or declared.verb.name,
+        declared.work.name,
         deps=[sources.streaming_query],
         does=declared.does,
         checks=[NOTHING_LEFT_HALF_SWITCHED],
@@ -175,30 +212,8 @@ def _rewrite(names: Names, sources: Sources, declared: Rewrite) -> dg.AssetsDefi
     )
     def made(
         context: dg.AssetExecutionContext,
-        config: Launch,
+        config: declared.launch,  # type: ignore[name-defined]
     ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
-        fleet = names.fleet_in(context)
-        query = fleet.open(context.partition_key)
-        run = run_of(context, fleet, query, stopped=config.confirm_stopped)
-        started = run.clock.monotonic_seconds()
-
-        def tell(step: Progress) -> None:
-            context.log.info(f"{step.phase.value}: {step.done} of {step.of} {step.store or ''}".strip())
-
-        def verdicts() -> list[dg.AssetCheckResult]:
-            found = nothing_left_half_switched(rewrite_journal.open_journal(query.storage), query)
-            return with_fleet_verdicts(context, [found], names)
-
-        try:
-            prepared = done(config, run, tell)
-            shown = of_prepared(prepared)
-        except StatekeeperError as error:
-            yield from verdicts()
-            raise dg.Failure(str(error)) from error
-        shown["seconds"] = round(run.clock.monotonic_seconds() - started, 3)
-        yield from verdicts()
-        if prepared.refusals and config.do.value != "plan":
-            raise dg.Failure(printable(str(prepared.refusals[0])), metadata=shown)
-        yield dg.MaterializeResult(metadata=shown)
+        yield from recorded(context, names, declared.work, config)
 
     return made

@@ -1,13 +1,17 @@
 """The asset `savepoint`: keeps the state of one batch in another location when a person launches it."""
 
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from statekeeper.assets.launches import Copy, config_of, copied, options_in
+from statekeeper.assets.clone import copied
+from statekeeper.assets.launches import Copy, config_of, options_in
 from statekeeper.assets.names import Names
 from statekeeper.assets.sources import Sources
+from statekeeper.assets.work import Given, Outcome, of_asset, recorded
 from statekeeper.statestore.maintenance.copies.savepoints import Tables
 from statekeeper.statestore.maintenance.verbs.savepoint import SaveFiles, SaveRows
 
@@ -34,21 +38,33 @@ def savepoint(names: Names, sources: Sources) -> dg.AssetsDefinition:
     """Make the asset `savepoint` of a fleet."""
 
     @names.asset("savepoint", deps=[sources.streaming_query], does="adds-files")
-    def made(context: dg.AssetExecutionContext, config: SavepointLaunch) -> dg.MaterializeResult:
+    def made(
+        context: dg.AssetExecutionContext, config: SavepointLaunch
+    ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
         """Keeps the state of a checkpoint at one batch in another location, as files or as typed rows. Launch it by hand;
         it only plans unless the launchpad sets `do: APPLY`.
 
         The source may be running. Garbage collection of the source does not delete a savepoint. By hand:
         `statekeeper savepoint`.
         """
-        fleet, given = names.fleet_in(context), options_in(config, SaveFiles)
-        if config.keep is Keep.FILES:
-            if not given["label"]:
-                raise dg.Failure("a savepoint with files needs a label")
-            return copied(context, fleet, config, SaveFiles(**given))
-        if given.pop("location") is not None:
+        if config.keep is Keep.FILES and not config.label:
+            raise dg.Failure("a savepoint with files needs a label")
+        if config.keep is not Keep.FILES and config.location is not None:
             raise dg.Failure("location applies only to a savepoint with files: rows contain no URL of the destination")
-        tables = Tables.DELTA if config.keep is Keep.DELTA else Tables.PARQUET
-        return copied(context, fleet, config, SaveRows(**{**given, "label": given["label"] or None}, tables=tables))
+        yield from recorded(context, names, SAVEPOINT, config)
 
     return made
+
+
+def _do(given: Given, how: Mapping[str, Any]) -> Outcome:
+    launch = SavepointLaunch(**how)
+    options = options_in(launch, SaveFiles)
+    if launch.keep is Keep.FILES:
+        return copied(given, launch, SaveFiles(**options), "file")
+    del options["location"]
+    tables = Tables.DELTA if launch.keep is Keep.DELTA else Tables.PARQUET
+    return copied(given, launch, SaveRows(**{**options, "label": launch.label or None}, tables=tables), "step")
+
+
+SAVEPOINT = of_asset("savepoint", _do)
+"""The work of the asset. What is asked for is a launch."""

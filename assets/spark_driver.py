@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from dagster_pipes import open_dagster_pipes
 
+from statekeeper.assets.clone import CLONE
 from statekeeper.assets.launches import run_by
-from statekeeper.assets.restore_drill import drilled
-from statekeeper.assets.spark_runs import DRILL, VISIT, as_sent
-from statekeeper.assets.visits import Steps, visited
-from statekeeper.resources.fleet import Fleet, OpenedQuery
+from statekeeper.assets.mirror import MIRROR
+from statekeeper.assets.restore_drill import DRILL
+from statekeeper.assets.rewrites import REWRITES
+from statekeeper.assets.savepoint import SAVEPOINT
+from statekeeper.assets.visits import VISIT
+from statekeeper.assets.work import Given, Paced, Work
+from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.base.clock import SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError
-from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.executors.spark import connect
-from statekeeper.statestore.maintenance.verbs.contract import Run
 
-_TOLD_SECONDS = 10.0
-"""Shortest time between two messages of progress: each is an event in Dagster's storage."""
-
-
-def _visit(run: Run, fleet: Fleet, query: OpenedQuery, how: Mapping[str, Any], told: Callable[[str], None]) -> Any:
-    del fleet
-    return as_sent(visited(run, query, Steps(**how), told=told))
-
-
-def _drill(run: Run, fleet: Fleet, query: OpenedQuery, how: Mapping[str, Any], told: Callable[[str], None]) -> Any:
-    del how
-    # Each task has a slot of its own, so the measured seconds are those of one store after another.
-    return drilled(replace(run, workers=1), fleet, query, told=told).as_sent()
-
-
-_WORK = {VISIT: _visit, DRILL: _drill}
+_ALL: tuple[Work[Any], ...] = (VISIT, DRILL, MIRROR, CLONE, SAVEPOINT, *REWRITES)
+_WORK = {one.name: one for one in _ALL}
 
 
 def work_on_spark(**pipes_options: Any) -> None:
@@ -46,12 +31,13 @@ def work_on_spark(**pipes_options: Any) -> None:
     another client than the one that starts `submit` of `[spark]`."""
     with open_dagster_pipes(**pipes_options) as pipes:
         asked = pipes.extras
-        log = _Paced(lambda text: pipes.log.info(printable(text)))
         try:
             fleet = Fleet(**asked["fleet"], worker=Worker())
-            query = fleet.open(asked["query"])
-            run = run_by(asked["holder"], fleet, query, cluster=connect(memory_bytes=MEMORY_BYTES))
-            result = _WORK[asked["work"]](run, fleet, query, asked["how"], log)
+            query, work = fleet.open(asked["query"]), _WORK[asked["work"]]
+            cluster = connect(memory_bytes=MEMORY_BYTES)
+            run = run_by(asked["holder"], fleet, query, workers=work.workers, cluster=cluster)
+            given = Given(run=run, fleet=fleet, query=query, told=Paced(pipes.log.info))
+            result = work.encode(work.do(given, asked["how"]))
         except StatekeeperError as error:
             pipes.report_custom_message({"error": str(error)})
         except KeyboardInterrupt:
@@ -59,17 +45,3 @@ def work_on_spark(**pipes_options: Any) -> None:
             sys.exit(130)
         else:
             pipes.report_custom_message({"release": version("statekeeper"), "result": result})
-
-
-class _Paced:
-    """Tells progress from time to time."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._clock = tell, SystemClock()
-        self._next = self._clock.monotonic_seconds() + _TOLD_SECONDS
-
-    def __call__(self, text: str) -> None:
-        now = self._clock.monotonic_seconds()
-        if now >= self._next:
-            self._next = now + _TOLD_SECONDS
-            self._tell(text)

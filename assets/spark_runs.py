@@ -3,15 +3,14 @@
     the run of Dagster      starts `submit` of [spark], shows the progress, and records the answer: `spark_runs`
     the driver of Spark     does the work as a run on this machine does, with the cluster for each store: `spark_driver`
 
-The driver makes the same metadata and the same checks with the same code, and sends them as one message of JSON. It records
-nothing in Dagster: it needs neither its instance nor its storage. If the run is terminated, the driver gets a SIGINT.
+The driver does the same `Work`, and sends its result as one message of JSON. It records nothing in Dagster: it needs
+neither its instance nor its storage. If the run is terminated, the driver gets a SIGINT.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,12 @@ import dagster as dg
 
 from statekeeper.assets.metadata import Metadata
 from statekeeper.assets.names import Names, StartSpark
-from statekeeper.assets.visits import Part, Shown, Steps
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.resources.worker import holder, tag_run
 from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.maintenance.executors import submit
-from statekeeper.statestore.maintenance.rounds.visit import Status
 
 APPLICATION = Path(__file__).parent / "on_spark" / "statekeeper_of_dagster.py"
-
-VISIT, DRILL = "visit", "drill"
-"""The work of a driver."""
 
 _GUIDE = "docs/how-to/run-on-a-spark-cluster.md"
 _NO_LIMIT = {"dagster/max_runtime": "0"}
@@ -38,45 +32,6 @@ _NO_LIMIT = {"dagster/max_runtime": "0"}
 
 _OF_FLEET = ("name", "config_file", "scratch", "job_prefix", "has_rewrites", "quiet_seconds", "kept_tables_mib")
 _KEY = dg.AssetKey("sent")
-
-
-def visited(context: dg.AssetExecutionContext, names: Names, query: OpenedQuery, steps: Steps) -> Shown:
-    """Visit a query on its cluster. Raises `dg.Failure`."""
-    return shown_in(_answer(context, names, query, VISIT, asdict(steps)))
-
-
-def shown_in(sent: Mapping[str, Any]) -> Shown:
-    """Decode a visit."""
-    parts = [
-        Part(part["asset"], part["metadata"] and metadata_in(part["metadata"]), tuple(map(check_in, part["checks"])))
-        for part in sent["parts"]
-    ]
-    return Shown(
-        **{one.name: sent[one.name] for one in fields(Shown) if one.name not in ("status", "parts", "ledger")},
-        status=Status(sent["status"]),
-        parts=tuple(parts),
-        ledger=tuple((key, metadata_in(of)) for key, of in sent["ledger"]),
-    )
-
-
-def as_sent(one: Shown) -> dict[str, Any]:
-    """Encode a visit."""
-    parts = [
-        {
-            "asset": part.asset,
-            "metadata": part.metadata and metadata_as_sent(part.metadata),
-            "checks": list(map(check_as_sent, part.checks)),
-        }
-        for part in one.parts
-    ]
-    ledger = [[key, metadata_as_sent(of)] for key, of in one.ledger]
-    without = replace(one, parts=(), ledger=())
-    return {**asdict(without), "status": int(one.status), "parts": parts, "ledger": ledger}
-
-
-def drilled(context: dg.AssetExecutionContext, names: Names, query: OpenedQuery) -> Mapping[str, Any]:
-    """Drill a query on its cluster. Returns what the driver has sent. Raises `dg.Failure`."""
-    return _answer(context, names, query, DRILL, {})
 
 
 # -- Dagster's values as JSON ---------------------------------------------------------------------------------------------
@@ -122,10 +77,10 @@ def check_in(sent: str) -> dg.AssetCheckResult:
 # -- the application ------------------------------------------------------------------------------------------------------
 
 
-def _answer(
+def answer(
     context: dg.AssetExecutionContext, names: Names, query: OpenedQuery, work: str, how: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Let a Spark application work, and return what it sends. Raises `dg.Failure`."""
+) -> Any:
+    """Let a Spark application do the work with this name, and return what it sends. Raises `dg.Failure`."""
     if not query.submit and names.start_spark is None:
         raise dg.Failure(
             f'{query.name} has executor = "spark", but its file has no command that starts Spark; nothing was changed -> '
@@ -172,22 +127,21 @@ def _submitted(query: OpenedQuery) -> StartSpark:
     return started
 
 
-def _checked(sent: Sequence[Any], query: OpenedQuery) -> Mapping[str, Any]:
+def _checked(sent: Sequence[Any], query: OpenedQuery) -> Any:
     if not sent:
         raise dg.Failure(
             f"no message of the Spark application of {query.name} has arrived. What it has done is in the history of "
             f"{query.name} -> let it write its messages where this run reads them, see {_GUIDE}"
         )
-    answer: Mapping[str, Any] = sent[-1]
-    if "error" in answer:
-        raise dg.Failure(printable(answer["error"]))
+    message: Mapping[str, Any] = sent[-1]
+    if "error" in message:
+        raise dg.Failure(printable(message["error"]))
     here = version("statekeeper")
-    if answer.get("release") != here:
+    if message.get("release") != here:
         raise dg.Failure(
             printable(
-                f"the driver of Spark has Statekeeper {answer.get('release', 'without a release')}, and Dagster has "
+                f"the driver of Spark has Statekeeper {message.get('release', 'without a release')}, and Dagster has "
                 f"{here}. What it has done is in the history of {query.name} -> give both the same release, see {_GUIDE}"
             )
         )
-    found: Mapping[str, Any] = answer["result"]
-    return found
+    return message["result"]

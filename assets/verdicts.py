@@ -23,6 +23,8 @@ def with_fleet_verdicts(
     context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult], names: Names
 ) -> list[dg.AssetCheckResult]:
     """Log the fleet's verdict on the check of each result, for an asset that is its own memory. Returns the results."""
+    if not results:
+        return []
     red, key, query = red_in(results), context.asset_key, context.partition_key
     status = max((Status.ERROR if one.is_error else Status.WARN for one in red.values()), default=Status.OK)
     text = "; ".join(one.description for one in red.values()) or "its checks pass"

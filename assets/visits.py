@@ -6,13 +6,13 @@ The jobs `maintain_queries` and `maintain_query`, and a person who materializes 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import dagster as dg
 
-from statekeeper.assets import metadata, pictures
+from statekeeper.assets import metadata, pictures, spark_runs
 from statekeeper.assets.checks import (
     LINEAGE_CHECKS,
     RETENTION_FLOOR_IS_KEPT,
@@ -27,6 +27,7 @@ from statekeeper.assets.memory import Known, Look, observation, read, tell
 from statekeeper.assets.names import Check, Names
 from statekeeper.assets.partitions import store_key
 from statekeeper.assets.verdicts import red_in
+from statekeeper.assets.work import Given, Work
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.statestore.checkpoint.origin import Origin
 from statekeeper.statestore.contents.sizes import sizes_of_snapshots
@@ -86,6 +87,38 @@ class Shown:
     parts: tuple[Part, ...] = ()
     ledger: tuple[tuple[str, metadata.Metadata], ...] = ()
 
+    def as_sent(self) -> dict[str, Any]:
+        """Encode it."""
+        parts = [
+            {
+                "asset": part.asset,
+                "metadata": part.metadata and spark_runs.metadata_as_sent(part.metadata),
+                "checks": list(map(spark_runs.check_as_sent, part.checks)),
+            }
+            for part in self.parts
+        ]
+        ledger = [[key, spark_runs.metadata_as_sent(of)] for key, of in self.ledger]
+        without = replace(self, parts=(), ledger=())
+        return {**asdict(without), "status": int(self.status), "parts": parts, "ledger": ledger}
+
+    @classmethod
+    def of_sent(cls, sent: Mapping[str, Any]) -> Shown:
+        """Decode it."""
+        parts = [
+            Part(
+                part["asset"],
+                part["metadata"] and spark_runs.metadata_in(part["metadata"]),
+                tuple(map(spark_runs.check_in, part["checks"])),
+            )
+            for part in sent["parts"]
+        ]
+        return cls(
+            **{one.name: sent[one.name] for one in fields(cls) if one.name not in ("status", "parts", "ledger")},
+            status=Status(sent["status"]),
+            parts=tuple(parts),
+            ledger=tuple((key, spark_runs.metadata_in(of)) for key, of in sent["ledger"]),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
@@ -111,6 +144,14 @@ def visited(
     """Visit a query. `reads`, `told`: as in `visit`."""
     done = visit(query.name, run, reads=reads, takes=steps.takes, deletes=steps.deletes, told=told)
     return shown(done, query, is_whole=steps.is_whole)
+
+
+def _visited(given: Given, how: Mapping[str, Any]) -> Shown:
+    return visited(given.run, given.query, Steps(**how), told=given.told)
+
+
+VISIT = Work(name="visit", do=_visited, encode=Shown.as_sent, decode=Shown.of_sent)
+"""The visit of one query by a run for it alone. What is asked for are the fields of `Steps`."""
 
 
 def shown(done: Visit, query: OpenedQuery | None, *, is_whole: bool = True) -> Shown:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 from statekeeper.statestore.base.redaction import printable
 
@@ -24,6 +25,12 @@ def counted(number: int, noun: str) -> str:
 def with_next(description: str, command: str) -> str:
     """Append the next command to the description of a problem."""
     return f"{printable(description).removesuffix('.')}. Next: {command}"
+
+
+def after_each_step(told: Callable[[str], None], text: Callable[[int], str]) -> Callable[[object], None]:
+    """Return the function to call after each step: it tells the text for the number of steps."""
+    numbers = count(1)
+    return lambda step: told(text(next(numbers)))
 
 
 _ROOT = re.compile(r"\bROOT\b")

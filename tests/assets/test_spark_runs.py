@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from statekeeper.assets import spark_runs
 from statekeeper.assets.definitions import build
 from statekeeper.assets.factory import build_definitions
 from statekeeper.assets.metadata import bullets, figures, table
+from statekeeper.assets.names import StartSpark
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.assets.visits import Part, Shown
 from statekeeper.resources.fleet import Fleet
@@ -33,9 +36,13 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.companies import HOME, Company
 from tests.support.dagster_runs import checks, materializations
 from tests.support.maintainers import QUIET_SECONDS
+from tests.support.on_a_cluster import on_a_cluster
+from tests.support.rescales import all_rows
 from tests.support.submitted import spark_table, submit
 from tests.support.switching import take_snapshots
+from tests.support.unpacked import unpacked
 
+ARCHIVES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
 ASSETS = ("snapshot", "lineage", "retention")
 VOLATILE = ("seconds", "bytes", "MiB", "requests", "uploaded", "s")
 
@@ -67,15 +74,30 @@ def recorded(result: dg.ExecuteInProcessResult, *assets: str) -> dict[str, Any]:
     return {"assets": stable(of_assets), "checks": of_checks, "ledger": ledger}
 
 
+def said(failed: dg.ExecuteInProcessResult) -> str:
+    """The error of the step of a run."""
+    (event,) = [one for one in failed.all_events if one.is_step_failure]
+    return str(event.step_failure_data.error_display_string)
+
+
+def description(failed: dg.ExecuteInProcessResult) -> str:
+    """The error that a run has raised as `dg.Failure`."""
+    (event,) = [one for one in failed.all_events if one.is_step_failure]
+    return str(event.step_failure_data.user_failure_data.description)
+
+
+def without_ids(text: str) -> str:
+    return re.sub(r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}", "ID", text)
+
+
 def stable(found: Any) -> Any:
     if isinstance(found, dict):
-        return {
-            name: stable(one) for name, one in sorted(found.items()) if name not in ("picture", "partitions", "sizes")
-        }
+        pictures = ("picture", "partitions", "sizes")
+        return {name: stable(one) for name, one in sorted(found.items()) if name not in (*pictures, "seconds")}
     if isinstance(found, dg.TableMetadataValue):
         rows = [one.data for one in found.records]
         return [
-            {name: cell for name, cell in row.items() if not is_volatile(name)}
+            {name: cell for name, cell in sorted(row.items()) if not is_volatile(name)}
             for row in rows
             if not is_volatile(str(row.get("figure", "")))
         ]
@@ -109,9 +131,9 @@ def test_what_a_driver_sends_is_decoded_as_it_was() -> None:
         parts=(Part("snapshot", metadata, (check,)), Part("retention", None)),
         ledger=(("flights:0-1", {"outcome": "deleted"}),),
     )
-    sent = spark_runs.as_sent(one)
-    found = spark_runs.shown_in(sent)
-    assert spark_runs.as_sent(found) == sent
+    sent = one.as_sent()
+    found = Shown.of_sent(sent)
+    assert found.as_sent() == sent
     as_recorded = dg.AssetMaterialization("x", metadata=metadata).metadata
     assert found.parts[0].metadata == as_recorded
     assert (found.parts[0].checks, found.parts[1]) == ((check,), Part("retention", None))
@@ -124,9 +146,7 @@ def test_a_query_on_spark_without_a_command_that_starts_it_fails_with_the_table_
     on_spark(configuration, "")
     before = [one.path for one in flights.storage.list("", hidden=True)]
     failed = run(configuration, instance)
-    (event,) = [one for one in failed.all_events if one.is_step_failure]
-    said = event.step_failure_data.error_display_string
-    assert 'nothing was changed -> add [spark] and submit = ["spark-submit", "--master", "yarn"]' in said
+    assert 'nothing was changed -> add [spark] and submit = ["spark-submit", "--master", "yarn"]' in said(failed)
     assert [one.path for one in flights.storage.list("", hidden=True)] == before
 
 
@@ -190,10 +210,8 @@ def test_a_spark_application_that_does_not_start_fails_the_run_with_the_way_out(
 ) -> None:
     on_spark(configuration, spark_table("nothing://here"))
     failed = run(configuration, instance)
-    (event,) = [one for one in failed.all_events if one.is_step_failure]
-    said = event.step_failure_data.error_display_string
-    assert "the Spark application of flights ended without a result" in said
-    assert "correct submit of [spark]" in said
+    assert "the Spark application of flights ended without a result" in said(failed)
+    assert "correct submit of [spark]" in said(failed)
 
 
 @pytest.mark.slow
@@ -214,6 +232,97 @@ def test_another_client_of_pipes_starts_the_application_without_a_command_in_the
     job = definitions.resolve_job_def("streams_drill_restore")
     assert job.execute_in_process(partition_key="flights", instance=instance).success
     assert drills.read(flights.storage).keys() == set(flights.stores)
+
+
+def start_shared(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
+    """Let the application that the tests share do the work: its start costs ten seconds."""
+    with dg.open_pipes_session(
+        context=context,
+        extras=dict(extras),
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        on_a_cluster({"pipes": session.get_bootstrap_env_vars()})
+    return dg.PipesClientCompletedInvocation(session)
+
+
+def definitions_on_spark(
+    configuration: Path, start_spark: StartSpark = start_shared, instance: dg.DagsterInstance | None = None
+) -> dg.Definitions:
+    """The definitions of a fleet with the keys of this repository's own, whose applications are started otherwise."""
+    if instance is not None:
+        instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
+    return build_definitions(
+        configuration,
+        name="streams",
+        key_prefix=(),
+        start_spark=start_spark,
+        quiet_seconds=QUIET_SECONDS,
+        scratch=configuration.parent / "scratch",
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of an asset, once on this machine and once on a cluster, each for a root of its own."""
+
+    asset: str
+    config: Mapping[str, Any]
+    archive: str = "v1-aggregation"
+    job: str = ""
+
+    def run(self, configuration: Path, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
+        definitions = definitions_on_spark(configuration, instance=instance)
+        job = definitions.resolve_job_def(f"streams_{self.job or f'{self.asset}_checkpoint'}")
+        given = {
+            key: value.format(folder=configuration.parent) if isinstance(value, str) else value
+            for key, value in {**self.config, **config}.items()
+        }
+        ops = {"ops": {f"streams_{self.asset}": {"config": given}}} if given else {}
+        return job.execute_in_process(ops, partition_key="flights", instance=instance, raise_on_error=False)
+
+
+STOPPED = {"do": "APPLY", "confirm_stopped": True}
+LAUNCHES = [
+    Launch("rescale", {"partitions": 5, **STOPPED}),
+    Launch("checkpoint_format", {"to": "V2", **STOPPED}, job="switch_checkpoint"),
+    Launch("clone", {"destination": "{folder}/copy", "do": "APPLY"}),
+    Launch("savepoint", {"destination": "{folder}/copy", "do": "APPLY", "label": "before"}),
+    Launch("savepoint", {"destination": "{folder}/copy", "do": "APPLY", "keep": "PARQUET"}),
+    Launch("mirror", {}),
+]
+
+
+def named(launch: Launch) -> str:
+    return f"{launch.asset} {launch.config.get('keep', '')}".strip()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "launch", [LAUNCHES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHES[1:])], ids=named
+)
+def test_a_launch_on_a_cluster_records_what_a_launch_on_this_machine_records(
+    launch: Launch, configuration: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for place in ("here", "away"):  # of one length: files with their paths have one size
+        root = unpacked(ARCHIVES / f"spark-4.2.0-{launch.archive}.zip", tmp_path / place)
+        mine = root.parent / configuration.name
+        text = configuration.read_text().replace('url = "flights"', f'url = "{root}"\nmirror = {{ url = "copy" }}')
+        mine.write_text(text)
+        if place == "away":
+            mine.write_text(text.replace("[roots.flights]", '[roots.flights]\nexecutor = "spark"'))
+        with dg.DagsterInstance.ephemeral() as instance:
+            refused = []
+            if "confirm_stopped" in launch.config:
+                failed = launch.run(mine, instance, confirm_stopped=False, do="APPLY")
+                refused = [] if failed.success else [description(failed)]
+            done = launch.run(mine, instance)
+            assert done.success
+            written = sorted(one.path for one in open_storage(str(mine.parent / "copy")).list("", hidden=True))
+        shown = [refused, recorded(done, launch.asset), written]
+        found[place] = [without_ids(repr(one).replace(str(mine.parent), "FOLDER")) for one in shown], all_rows(root)
+    assert found["away"] == found["here"]
 
 
 PROJECT = """

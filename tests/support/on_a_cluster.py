@@ -3,8 +3,9 @@
     python -m tests.support.on_a_cluster '{"executors": 2, "settings": {}}'
 
 reads one command in each line, as JSON: a list of arguments; or a number: seconds after which an executor is killed while
-the next command runs; or the settings of `SquareEach`. It prints one line of JSON for each: the exit code of a command and
-the object that it printed.
+the next command runs; or the settings of `SquareEach`; or `{"pipes": …}`, the variables with which a client of Dagster
+Pipes starts `work_on_spark`. It prints one line of JSON for each: the exit code of a command and the object that it
+printed.
 """
 
 from __future__ import annotations
@@ -204,6 +205,21 @@ def _squares(given: Mapping[str, Any]) -> Ran:
     return Ran(0, told, "")
 
 
+def _worked(variables: Mapping[str, str]) -> Ran:
+    """Do the work that a run of Dagster asks for, as the application of `spark-submit` does."""
+    from dagster_pipes import PipesContext
+
+    from statekeeper.dagster import work_on_spark
+
+    os.environ.update(variables)
+    try:
+        work_on_spark()
+    finally:
+        # A process does one work; this one does several.
+        PipesContext._instance = None
+    return Ran(0, {}, "")
+
+
 def _main(given: Mapping[str, Any]) -> None:
     from pyspark.sql import SparkSession
 
@@ -219,7 +235,8 @@ def _main(given: Mapping[str, Any]) -> None:
             kill_after = command
             continue
         if isinstance(command, dict):
-            print(json.dumps(_squares(command)._asdict()), flush=True)
+            ran = _worked(command["pipes"]) if "pipes" in command else _squares(command)
+            print(json.dumps(ran._asdict()), flush=True)
             continue
         if kill_after is not None:
             threading.Timer(kill_after, _kill_an_executor).start()

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import count
 
 from statekeeper.statestore.base.errors import (
     CorruptFile,
@@ -21,7 +20,7 @@ from statekeeper.statestore.base.errors import (
     UnsupportedProvider,
     VersionNotLoadable,
 )
-from statekeeper.statestore.base.messages import counted, with_next
+from statekeeper.statestore.base.messages import after_each_step, counted, with_next
 from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Audit, Severity
@@ -167,7 +166,9 @@ def visit(
         snapshots = replace(prepare(Snapshot(), looks.run), run=run)
         if takes:
             stores = len(snapshots.plan.plan.take)
-            snapshots = unattended(snapshots, _counted(told, lambda done: f"snapshots: {done:,} of {stores:,} stores"))
+            snapshots = unattended(
+                snapshots, after_each_step(told, lambda done: f"snapshots: {done:,} of {stores:,} stores")
+            )
     except UnsupportedProvider as error:
         done = _only_audited(name, run, looks.run, error)
         if done.after is not None:
@@ -189,7 +190,7 @@ def visit(
         after = planned.before
         not_made: list[StatekeeperError] = []
         if deletes and _deletes(retained):
-            retained = perform(retained, _counted(told, lambda done: f"retention: {counted(done, 'step')}"))
+            retained = perform(retained, after_each_step(told, lambda done: f"retention: {counted(done, 'step')}"))
             not_made += _damages(retained.made or ())
             looks.renew()
             after = judged(audit.gather(looks.run.storage), run.policies)
@@ -220,12 +221,6 @@ def visit(
         requests=run.storage.requests.since(before),
         seconds=run.clock.monotonic_seconds() - started,
     )
-
-
-def _counted(told: Callable[[str], None], text: Callable[[int], str]) -> Callable[[object], None]:
-    """Tell the number of steps after each."""
-    numbers = count(1)
-    return lambda step: told(text(next(numbers)))
 
 
 class _Looks:
