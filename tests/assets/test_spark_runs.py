@@ -22,24 +22,26 @@ from statekeeper.assets import spark_runs
 from statekeeper.assets.definitions import build
 from statekeeper.assets.factory import build_definitions
 from statekeeper.assets.metadata import bullets, figures, table
-from statekeeper.assets.names import StartSpark
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.assets.visits import Part, Shown
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.clock import SystemClock
+from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.maintenance.records import drills, lease
 from statekeeper.statestore.maintenance.rounds.visit import Status
-from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
 from tests.assets.conftest import sensor_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.companies import HOME, Company
 from tests.support.dagster_runs import checks, materializations
+from tests.support.faulty_storage import Fault, FaultyStorage, Request
+from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import QUIET_SECONDS
 from tests.support.on_a_cluster import on_a_cluster
 from tests.support.rescales import all_rows
 from tests.support.submitted import spark_table, submit
-from tests.support.switching import take_snapshots
+from tests.support.switching import WRITES, take_snapshots
 from tests.support.unpacked import unpacked
 
 ARCHIVES = Path(__file__).parents[1] / "fixtures" / "checkpoints"
@@ -246,17 +248,14 @@ def start_shared(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -
     return dg.PipesClientCompletedInvocation(session)
 
 
-def definitions_on_spark(
-    configuration: Path, start_spark: StartSpark = start_shared, instance: dg.DagsterInstance | None = None
-) -> dg.Definitions:
+def definitions_on_spark(configuration: Path, instance: dg.DagsterInstance) -> dg.Definitions:
     """The definitions of a fleet with the keys of this repository's own, whose applications are started otherwise."""
-    if instance is not None:
-        instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
+    instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
     return build_definitions(
         configuration,
         name="streams",
         key_prefix=(),
-        start_spark=start_spark,
+        start_spark=start_shared,
         quiet_seconds=QUIET_SECONDS,
         scratch=configuration.parent / "scratch",
     )
@@ -272,7 +271,7 @@ class Launch:
     job: str = ""
 
     def run(self, configuration: Path, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-        definitions = definitions_on_spark(configuration, instance=instance)
+        definitions = definitions_on_spark(configuration, instance)
         job = definitions.resolve_job_def(f"streams_{self.job or f'{self.asset}_checkpoint'}")
         given = {
             key: value.format(folder=configuration.parent) if isinstance(value, str) else value
@@ -323,6 +322,36 @@ def test_a_launch_on_a_cluster_records_what_a_launch_on_this_machine_records(
         shown = [refused, recorded(done, launch.asset), written]
         found[place] = [without_ids(repr(one).replace(str(mine.parent), "FOLDER")) for one in shown], all_rows(root)
     assert found["away"] == found["here"]
+
+
+def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_without_a_result(
+    configuration: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unpacked(ARCHIVES / "spark-4.2.0-v1-aggregation.zip", configuration.parent)
+    text = configuration.read_text().replace('url = "flights"', f'url = "{root}"\nmirror = {{ url = "copy" }}')
+    configuration.write_text(text)
+    storage, rescale, mirror = open_storage(str(root)), LAUNCHES[0], LAUNCHES[-1]
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.LOST_REPLY if request.kind in WRITES and "made-" in request.path else None
+
+    def killed(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
+        raise RuntimeError("the driver was killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
+        assert not rescale.run(configuration, instance).success
+    configuration.write_text(text.replace("[roots.flights]", '[roots.flights]\nexecutor = "spark"'))
+    monkeypatch.setattr(f"{__name__}.start_shared", killed)
+    failed = rescale.run(configuration, instance)
+    assert "ended without a result: the driver was killed" in description(failed)
+    red = checks(failed)["nothing_left_half_switched"]
+    assert not red.passed
+    assert 'with {"ops": {"streams_rescale"' in (red.description or "")
+    failed = mirror.run(configuration, instance)
+    assert "ended without a result: the driver was killed" in description(failed)
+    assert not checks(failed)["mirror_is_fresh"].passed, "there is no mirror yet"
 
 
 PROJECT = """
@@ -379,6 +408,37 @@ def test_a_terminated_run_ends_its_spark_application_and_releases_the_lease(comp
     (company.folder / "statekeeper.toml").write_text(text.replace('executor = "spark"', ""))
     assert company.launched("streams_maintain_query", {"dagster/partition": "large"}).status is DagsterRunStatus.SUCCESS
     root.assert_snapshots_are_right(tmp_path / "host")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_after_a_terminated_rewrite_the_state_loads_and_the_same_launch_completes_it(
+    company: Company, tmp_path: Path
+) -> None:
+    root = KeyedRoot(open_storage(str(company.folder / "large")), tmp_path / "job", partitions=40)
+    root.grow(3)
+    text = '[roots.large]\nurl = "large"\nmode = "full"\nexecutor = "spark"\n'
+    (company.folder / "statekeeper.toml").write_text(text + spark_table("local[1]"))
+    company.instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["large"])
+    tags, config = {"dagster/partition": "large"}, {"partitions": 20, **STOPPED}
+    launch = {"ops": {"streams_rescale": {"config": config}}}
+    run_id = company.begun("streams_rescale_checkpoint", tags, launch)
+    deadline = time.monotonic() + 120
+    while not root.storage.list(TEMP_FOLDER):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert company.instance.run_launcher.terminate(run_id)
+    assert poll_for_finished_run(company.instance, run_id, timeout=120).status is DagsterRunStatus.CANCELED
+    lease.require_free(root.storage, clock=SystemClock())
+    begun = rewrite_journal.open_journal(root.storage)
+    assert begun is not None, "it was terminated after its end"
+    assert len(begun.made) < len(begun.begun.built)
+    root.assert_right(40)
+    run = company.launched("streams_rescale_checkpoint", tags, launch)
+    assert run.status is DagsterRunStatus.SUCCESS
+    assert rewrite_journal.open_journal(root.storage) is None
+    root.assert_right(20)
 
 
 def words_of(process: psutil.Process) -> list[str]:
