@@ -26,7 +26,7 @@ from statekeeper.statestore.maintenance.upkeep.audit import Audit, Finding, Find
 from statekeeper.statestore.maintenance.upkeep.audit.explanations import EXPLANATIONS
 from statekeeper.statestore.maintenance.upkeep.drill import Found, Verdict
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPlan
-from statekeeper.statestore.maintenance.verbs.audit import described
+from statekeeper.statestore.maintenance.verbs.audit import Looked, described
 from statekeeper.statestore.maintenance.verbs.config import MirrorPolicy
 from statekeeper.statestore.maintenance.verbs.optimize import MOST_SMALL_FILES, PreparedSink, small_files_left
 from statekeeper.statestore.maintenance.verbs.report import Figure
@@ -85,6 +85,12 @@ NEWEST_SNAPSHOT_RESTORES = Check(
     "Each store of the last drill restored from its newest snapshot and the changelogs since, and its rows were compared "
     "and are equal. Red: a store does not restore, or with other rows (ERROR); or the rows of a store were not compared "
     "(WARN). The result names the store. Do not run gc before its cause is known.",
+)
+DEEP_AUDIT_HAS_NO_FINDING = Check(
+    "deep_audit_has_no_finding",
+    "The last deep audit has read every byte of the checkpoint, and has no finding. Red: a file is corrupt, or the audit "
+    "has a finding that the checks of `lineage` also show. The result names the file, the newest batch that can be "
+    "restored and the action. It stays red until the next deep audit, so launch one after the action.",
 )
 SINK_TABLES_ARE_HEALTHY = Check(
     "sink_tables_are_healthy",
@@ -242,7 +248,13 @@ def lineage_checks(found: Audit, query: OpenedQuery) -> Iterator[dg.AssetCheckRe
         FAR_FROM_LINEAGE_CEILING.name: {"least_commits_left": min(left)} if left else {},
     }
     for name, findings in by_check.items():
-        yield _result(name, findings, values[name], query)
+        yield _result(name, findings, values[name], query.command("audit"))
+
+
+def deep_audit_has_no_finding(found: Audit, query: OpenedQuery) -> dg.AssetCheckResult:
+    """Check that a deep audit has no finding. `found`: for a person in Dagster."""
+    values: dict[str, Figure] = {"stores": len(found.stores), "versions": found.versions}
+    return _result(DEEP_AUDIT_HAS_NO_FINDING.name, found.findings, values, query.command("audit", "--deep"))
 
 
 def retention_floor_is_kept(planned: RetentionPlan, after: Audit, query: OpenedQuery) -> dg.AssetCheckResult:
@@ -289,15 +301,19 @@ def in_dagster(finding: Finding, query: OpenedQuery) -> Finding:
     return replace(finding, meaning=meaning, action=action)
 
 
-def _result(
-    name: str, findings: Sequence[Finding], values: dict[str, Figure], query: OpenedQuery
-) -> dg.AssetCheckResult:
+def for_a_person(looked: Looked, query: OpenedQuery) -> Looked:
+    """The audit with launches and commands for a person in Dagster."""
+    findings = tuple(in_dagster(one, query) for one in looked.audit.findings)
+    return replace(looked, audit=replace(looked.audit, findings=findings))
+
+
+def _result(name: str, findings: Sequence[Finding], values: dict[str, Figure], command: str) -> dg.AssetCheckResult:
     is_error = any(finding.severity is Severity.ERROR for finding in findings)
     return dg.AssetCheckResult(
         check_name=name,
         passed=not findings,
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=describe(findings, query.command("audit")) if findings else "The audit has no finding.",
+        description=describe(findings, command) if findings else "The audit has no finding.",
         metadata={
             **_figures({**values, "findings": len(findings)}),
             "findings": metadata.of_findings(findings),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from statekeeper.assets.factory import asset_key, build_definitions
 from statekeeper.assets.names import StartSpark, Translate
 from statekeeper.assets.schedules import (
+    DEEP_AUDIT_CRON,
     DRILL_CRON,
     HEALTH_CRON,
     HISTORY_CRON,
@@ -239,6 +240,13 @@ class FleetComponent(dg.Component, dg.Resolvable):
     publish_cron: Annotated[
         str, _described("When the queries with tables of their state publish them, as a cron expression.", PUBLISH_CRON)
     ] = PUBLISH_CRON
+    deep_audit_cron: Annotated[
+        str,
+        _described(
+            "When the queries with `audit.deep_every` are audited in depth, if they are due, as a cron expression.",
+            DEEP_AUDIT_CRON,
+        ),
+    ] = DEEP_AUDIT_CRON
     drill_cron: Annotated[
         str, _described("When a sample of the stores of each query is restored, as a cron expression.", DRILL_CRON)
     ] = DRILL_CRON
@@ -297,6 +305,7 @@ class FleetComponent(dg.Component, dg.Resolvable):
             health_cron=self.health_cron,
             mirror_cron=self.mirror_cron,
             publish_cron=self.publish_cron,
+            deep_audit_cron=self.deep_audit_cron,
             drill_cron=self.drill_cron,
             history_cron=self.history_cron,
             report_cron=self.report_cron,

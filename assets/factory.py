@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 
 from statekeeper.assets.clone import clone
+from statekeeper.assets.deep_audit import deep_audit
 from statekeeper.assets.fleet_health import fleet_health
 from statekeeper.assets.fleet_report import fleet_report
 from statekeeper.assets.history import PRUNE_HISTORY, prune_history
@@ -26,6 +27,7 @@ from statekeeper.assets.restore_drill import restore_drill
 from statekeeper.assets.rewrites import rewrites as all_rewrites
 from statekeeper.assets.savepoint import savepoint
 from statekeeper.assets.schedules import (
+    DEEP_AUDIT_CRON,
     DRILL_CRON,
     HEALTH_CRON,
     HISTORY_CRON,
@@ -69,6 +71,7 @@ def build(environment: Mapping[str, str], *, quiet_seconds: float = QUIET_SECOND
         health_cron=environment.get("STATEKEEPER_HEALTH_CRON", HEALTH_CRON),
         mirror_cron=environment.get("STATEKEEPER_MIRROR_CRON", MIRROR_CRON),
         publish_cron=environment.get("STATEKEEPER_PUBLISH_CRON", PUBLISH_CRON),
+        deep_audit_cron=environment.get("STATEKEEPER_DEEP_AUDIT_CRON", DEEP_AUDIT_CRON),
         drill_cron=environment.get("STATEKEEPER_DRILL_CRON", DRILL_CRON),
         history_cron=environment.get("STATEKEEPER_HISTORY_CRON", HISTORY_CRON),
         report_cron=environment.get("STATEKEEPER_REPORT_CRON", REPORT_CRON),
@@ -96,6 +99,7 @@ def build_definitions(
     health_cron: str = HEALTH_CRON,
     mirror_cron: str = MIRROR_CRON,
     publish_cron: str = PUBLISH_CRON,
+    deep_audit_cron: str = DEEP_AUDIT_CRON,
     drill_cron: str = DRILL_CRON,
     history_cron: str = HISTORY_CRON,
     report_cron: str = REPORT_CRON,
@@ -133,6 +137,7 @@ def build_definitions(
     health_cron      when the fleet is examined
     mirror_cron      when the queries with a mirror are mirrored
     publish_cron     when the queries with tables of their state publish them
+    deep_audit_cron  when the queries with `audit.deep_every` are audited in depth, if they are due
     drill_cron       when a sample of the stores of each query is restored
     history_cron     when the history of all queries is added to its tables
     report_cron      when the report of all queries is written
@@ -181,6 +186,7 @@ def build_definitions(
         health_cron=health_cron,
         mirror_cron=mirror_cron,
         publish_cron=publish_cron,
+        deep_audit_cron=deep_audit_cron,
         drill_cron=drill_cron,
         history_cron=history_cron,
         report_cron=report_cron,
@@ -223,6 +229,7 @@ def _definitions(
     health_cron: str,
     mirror_cron: str,
     publish_cron: str,
+    deep_audit_cron: str,
     drill_cron: str,
     history_cron: str,
     report_cron: str,
@@ -236,6 +243,7 @@ def _definitions(
     health = fleet_health(names, maintained)
     mirrors = mirror(names, external)
     of_state = state_table(names, external)
+    deep_audits = deep_audit(names, external)
     drills = restore_drill(names, external)
     recorded = history_table(names, health)
     reported = fleet_report(names, health)
@@ -252,6 +260,7 @@ def _definitions(
         *by_hand.values(),
         mirrors,
         of_state,
+        deep_audits,
         drills,
         sinks,
         health,
@@ -263,6 +272,7 @@ def _definitions(
         maintenance=maintained,
         mirror=mirrors,
         state_table=of_state,
+        deep_audit=deep_audits,
         restore_drill=drills,
         sink_table=sinks,
         fleet_health=health,
@@ -282,9 +292,11 @@ def _definitions(
         runs,
         of_assets,
         pruning,
+        deep_audit=deep_audits.key,
         health_cron=health_cron,
         mirror_cron=mirror_cron,
         publish_cron=publish_cron,
+        deep_audit_cron=deep_audit_cron,
         drill_cron=drill_cron,
         history_cron=history_cron,
         report_cron=report_cron,

@@ -26,6 +26,7 @@ class Jobs:
     maintain_query: AssetJob
     mirror_checkpoint: AssetJob
     publish_state: AssetJob
+    audit_deep: AssetJob
     drill_restore: AssetJob
     optimize_sink: AssetJob
     refresh_fleet_health: AssetJob
@@ -36,7 +37,8 @@ class Jobs:
     @property
     def all(self) -> tuple[AssetJob, ...]:
         maintain = (self.maintain_queries, self.maintain_query)
-        of_each = (self.mirror_checkpoint, self.publish_state, self.drill_restore, self.optimize_sink)
+        reads = (self.audit_deep, self.drill_restore)
+        of_each = (self.mirror_checkpoint, self.publish_state, *reads, self.optimize_sink)
         of_all = (self.refresh_fleet_health, self.record_history, self.write_report)
         return (*maintain, *self.by_hand, *of_each, *of_all)
 
@@ -47,6 +49,7 @@ def jobs(
     maintenance: Maintenance,
     mirror: dg.AssetsDefinition,
     state_table: dg.AssetsDefinition,
+    deep_audit: dg.AssetsDefinition,
     restore_drill: dg.AssetsDefinition,
     sink_table: dg.AssetsDefinition,
     fleet_health: dg.AssetsDefinition,
@@ -98,6 +101,13 @@ def jobs(
             state_table,
             description="Brings the Delta tables of a query to the newest batch of its state. The schedule "
             f"{names.of('publish_queries')} launches it for each query with `tables` in statekeeper.toml.",
+        ),
+        # Without a limit on its runtime: it reads every byte.
+        audit_deep=job(
+            "audit_deep",
+            deep_audit,
+            description="Audits the checkpoint of a query and reads every byte of it. The schedule "
+            f"{names.of('nightly_deep_audit')} launches it for each query with `audit.deep_every` in statekeeper.toml.",
         ),
         # Without a limit on its runtime: a restore takes as long as it takes.
         drill_restore=job(

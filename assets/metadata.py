@@ -142,6 +142,20 @@ def of_audit(looked: Looked) -> Metadata:
     }
 
 
+@_shown
+def of_deep_audit(looked: Looked) -> Metadata:
+    """The scope of an audit that has read every byte, its findings, and what it has read."""
+    read = looked.audit.decoded.values()
+    shown: dict[str, Figure] = {
+        "changelogs": sum(one.changelogs for one in read),
+        "records": sum(one.records for one in read),
+        "snapshots": sum(one.snapshots for one in read),
+        "keys": sum(one.keys for one in read),
+        "bytes": looked.requests.bytes_read,
+    }
+    return {**of_audit(looked), "read": figures(shown)}
+
+
 def of_sizes(sizes: Sequence[SnapshotSizes]) -> dg.TableMetadataValue:
     """The sizes of the stores by their snapshots: keys, bytes, skew, and growth per day."""
     columns = {

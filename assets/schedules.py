@@ -22,6 +22,9 @@ PUBLISH_CRON = "*/5 * * * *"
 """The default time at which the state of queries with tables is published: each five minutes."""
 
 
+DEEP_AUDIT_CRON = "0 2 * * *"
+"""The default time at which the deep audits that are due are requested: each day at 02:00Z."""
+
 DRILL_CRON = "0 5 * * 0"
 """The default time at which a sample of the stores of each query is restored: Sunday at 05:00Z."""
 
@@ -35,15 +38,19 @@ REPORT_CRON = "0 6 * * 1"
 OPTIMIZE_CRON = "0 6 * * 0"
 """The default time at which the tables that queries write are optimized: Sunday at 06:00Z."""
 
+_LONGEST_RUN_SECONDS = 12 * 3600.0
+
 
 def schedules(
     runs: OwnRuns,
     jobs: Jobs,
     prune_history: dg.JobDefinition,
     *,
+    deep_audit: dg.AssetKey,
     health_cron: str,
     mirror_cron: str,
     publish_cron: str,
+    deep_audit_cron: str,
     drill_cron: str,
     history_cron: str,
     report_cron: str,
@@ -107,6 +114,27 @@ def schedules(
     )
     def publish_queries(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         yield from _of_each(runs, context, jobs.publish_state, "table", lambda root: bool(root.state_tables))
+
+    @dg.schedule(
+        name=names.of("nightly_deep_audit"),
+        job=jobs.audit_deep,
+        cron_schedule=deep_audit_cron,
+        default_status=names.schedule_status,
+        required_resource_keys=resources,
+        description="Reads every byte of every query with `audit.deep_every` in statekeeper.toml whose last deep audit was "
+        "so long ago, unless the previous run has not ended.",
+    )
+    def nightly_deep_audit(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        def is_due(root: Root) -> bool:
+            every = root.policies.audit.deep_every_seconds
+            if every is None:
+                return False
+            last = _last_materialized(context.instance, deep_audit, root.name)
+            passed = context.scheduled_execution_time.timestamp() - last
+            # A run ends after its tick: the tick one period later still counts.
+            return passed > every - _LONGEST_RUN_SECONDS
+
+        yield from _of_each(runs, context, jobs.audit_deep, "deep audit that is due", is_due)
 
     @dg.schedule(
         name=names.of("weekly_drill"),
@@ -175,8 +203,14 @@ def schedules(
     def weekly_prune() -> dg.RunRequest:
         return dg.RunRequest(tags={REASON_TAG: "schedule", **names.tags})
 
-    of_each = [nightly_sweep, mirror_queries, publish_queries, weekly_drill, weekly_optimize]
+    of_each = [nightly_sweep, mirror_queries, publish_queries, nightly_deep_audit, weekly_drill, weekly_optimize]
     return [*of_each, hourly_fleet_health, daily_history, weekly_report, weekly_prune]
+
+
+def _last_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, query: str) -> float:
+    """The time of the newest materialization of an asset for a query; 0 without one."""
+    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=[query]), limit=1).records
+    return found[0].timestamp if found else 0.0
 
 
 def _of_place(

@@ -9,6 +9,7 @@ from typing import Any
 from dagster_pipes import open_dagster_pipes
 
 from statekeeper.assets.clone import CLONE
+from statekeeper.assets.deep_audit import DEEP_AUDIT
 from statekeeper.assets.launches import run_by
 from statekeeper.assets.mirror import MIRROR
 from statekeeper.assets.restore_drill import DRILL
@@ -22,7 +23,7 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.executors.spark import connect
 
-_ALL: tuple[Work[Any], ...] = (VISIT, DRILL, MIRROR, CLONE, SAVEPOINT, *REWRITES)
+_ALL: tuple[Work[Any], ...] = (VISIT, DEEP_AUDIT, DRILL, MIRROR, CLONE, SAVEPOINT, *REWRITES)
 _WORK = {one.name: one for one in _ALL}
 
 

@@ -17,7 +17,7 @@ from statekeeper.assets.checks import (
     LINEAGE_CHECKS,
     RETENTION_FLOOR_IS_KEPT,
     TAIL_IS_SHORT,
-    in_dagster,
+    for_a_person,
     lineage_checks,
     retention_floor_is_kept,
     tail_is_short,
@@ -194,10 +194,9 @@ def _parts(done: Visit, query: OpenedQuery) -> Iterator[Part]:
     if done.audited is not None:
         looked = replace(done.audited, requests=done.requests)
         picture = pictures.of_lineage(looked.facts, looked.audit)
-        named = replace(looked.audit, findings=tuple(in_dagster(one, query) for one in looked.audit.findings))
         of_audit = {
             "picture": picture,
-            **metadata.of_audit(replace(looked, audit=named)),
+            **metadata.of_audit(for_a_person(looked, query)),
             **dict(_of_sizes(looked.facts)),
         }
         if done.is_left_to_spark:

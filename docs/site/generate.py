@@ -87,6 +87,11 @@ _ROOT_KEYS = {
         "[Times of maintenance](../how-to/configuration-for-teams.md#schedule)",
     ),
     "schedule.min_interval": ("duration", "none", "shortest time between two starts of maintenance"),
+    "audit.deep_every": (
+        "duration",
+        "none",
+        "time between two [deep audits](../how-to/audit-finding.md#dagster) by Dagster, which read every byte",
+    ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),
         '`"full"` for a state root, `"observe"` for a native checkpoint',

@@ -36,7 +36,8 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
     assert {one.name for one in repository.sensor_defs} == {"changelog_tail", "dead_runs", "notify_on_failure"}
     assert {one.default_status for one in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
     assert {one.name for one in repository.schedule_defs} == {
-        *("nightly_sweep", "mirror_queries", "publish_queries", "weekly_drill", "weekly_optimize"),
+        *("nightly_sweep", "mirror_queries", "publish_queries", "nightly_deep_audit", "weekly_drill"),
+        "weekly_optimize",
         *("hourly_fleet_health", "daily_history", "weekly_report", "weekly_prune"),
     }
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
@@ -51,6 +52,7 @@ CHECKS = [
     "nothing_left_half_switched",
     "mirror_is_fresh",
     "newest_snapshot_restores",
+    "deep_audit_has_no_finding",
     "sink_tables_are_healthy",
     "all_queries_healthy",
 ]

@@ -137,7 +137,7 @@ def test_all_definitions_load_with_their_own_names_and_nothing_of_a_fleet_is_sta
     sensors = {one["name"]: one["sensorState"]["status"] for one in found["sensors"]}
     schedules = {one["name"]: one["scheduleState"]["status"] for one in found["schedules"]}
     assert len(sensors) == 1 + 2 * 3
-    assert len(schedules) == 1 + 2 * 9
+    assert len(schedules) == 1 + 2 * 10
     assert {name for name, status in (sensors | schedules).items() if status == "RUNNING"} == {"nightly_sweep"}
     resources = {one["name"] for one in found["allTopLevelResourceDetails"]}
     assert resources == {

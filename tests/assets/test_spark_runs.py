@@ -22,6 +22,7 @@ from statekeeper.assets import spark_runs
 from statekeeper.assets.definitions import build
 from statekeeper.assets.factory import build_definitions
 from statekeeper.assets.metadata import bullets, figures, table
+from statekeeper.assets.names import StartSpark
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.assets.visits import Part, Shown
 from statekeeper.resources.fleet import Fleet
@@ -236,29 +237,24 @@ def test_another_client_of_pipes_starts_the_application_without_a_command_in_the
     assert drills.read(flights.storage).keys() == set(flights.stores)
 
 
-def start_shared(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
-    """Let the application that the tests share do the work: its start costs ten seconds."""
-    with dg.open_pipes_session(
-        context=context,
-        extras=dict(extras),
-        context_injector=dg.PipesTempFileContextInjector(),
-        message_reader=dg.PipesTempFileMessageReader(),
-    ) as session:
-        on_a_cluster({"pipes": session.get_bootstrap_env_vars()})
-    return dg.PipesClientCompletedInvocation(session)
+@dataclass
+class Shared:
+    """Lets the application that the tests share do the work: its start costs ten seconds. `jobs`: of Spark."""
 
+    jobs: int = 0
 
-def definitions_on_spark(configuration: Path, instance: dg.DagsterInstance) -> dg.Definitions:
-    """The definitions of a fleet with the keys of this repository's own, whose applications are started otherwise."""
-    instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
-    return build_definitions(
-        configuration,
-        name="streams",
-        key_prefix=(),
-        start_spark=start_shared,
-        quiet_seconds=QUIET_SECONDS,
-        scratch=configuration.parent / "scratch",
-    )
+    def __call__(
+        self, context: dg.AssetExecutionContext, extras: Mapping[str, Any]
+    ) -> dg.PipesClientCompletedInvocation:
+        with dg.open_pipes_session(
+            context=context,
+            extras=dict(extras),
+            context_injector=dg.PipesTempFileContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(),
+        ) as session:
+            [ran] = on_a_cluster({"pipes": session.get_bootstrap_env_vars()})
+        self.jobs += ran.printed["jobs"]
+        return dg.PipesClientCompletedInvocation(session)
 
 
 @dataclass(frozen=True)
@@ -270,8 +266,19 @@ class Launch:
     archive: str = "v1-aggregation"
     job: str = ""
 
-    def run(self, configuration: Path, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-        definitions = definitions_on_spark(configuration, instance)
+    def run(
+        self, configuration: Path, instance: dg.DagsterInstance, start_spark: StartSpark, **config: Any
+    ) -> dg.ExecuteInProcessResult:
+        # With the asset keys of this repository's own fleet.
+        definitions = build_definitions(
+            configuration,
+            name="streams",
+            key_prefix=(),
+            start_spark=start_spark,
+            quiet_seconds=QUIET_SECONDS,
+            scratch=configuration.parent / "scratch",
+        )
+        instance.add_dynamic_partitions(f"streams_{QUERY_SET}", ["flights"])
         job = definitions.resolve_job_def(f"streams_{self.job or f'{self.asset}_checkpoint'}")
         given = {
             key: value.format(folder=configuration.parent) if isinstance(value, str) else value
@@ -284,7 +291,10 @@ class Launch:
 STOPPED = {"do": "APPLY", "confirm_stopped": True}
 LAUNCHES = [
     Launch("rescale", {"partitions": 5, **STOPPED}),
+    Launch("deep_audit", {}, job="audit_deep"),
     Launch("checkpoint_format", {"to": "V2", **STOPPED}, job="switch_checkpoint"),
+    Launch("convert", {"for_spark": "V4_2", **STOPPED}, archive="hdfs-aggregation"),
+    Launch("edit", {"delete": {"k": "key 3"}, **STOPPED}),
     Launch("clone", {"destination": "{folder}/copy", "do": "APPLY"}),
     Launch("savepoint", {"destination": "{folder}/copy", "do": "APPLY", "label": "before"}),
     Launch("savepoint", {"destination": "{folder}/copy", "do": "APPLY", "keep": "PARQUET"}),
@@ -298,12 +308,12 @@ def named(launch: Launch) -> str:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "launch", [LAUNCHES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHES[1:])], ids=named
+    "launch", [*LAUNCHES[:2], *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHES[2:])], ids=named
 )
 def test_a_launch_on_a_cluster_records_what_a_launch_on_this_machine_records(
     launch: Launch, configuration: Path, tmp_path: Path
 ) -> None:
-    found = {}
+    found, shared = {}, Shared()
     for place in ("here", "away"):  # of one length: files with their paths have one size
         root = unpacked(ARCHIVES / f"spark-4.2.0-{launch.archive}.zip", tmp_path / place)
         mine = root.parent / configuration.name
@@ -314,13 +324,15 @@ def test_a_launch_on_a_cluster_records_what_a_launch_on_this_machine_records(
         with dg.DagsterInstance.ephemeral() as instance:
             refused = []
             if "confirm_stopped" in launch.config:
-                failed = launch.run(mine, instance, confirm_stopped=False, do="APPLY")
-                refused = [] if failed.success else [description(failed)]
-            done = launch.run(mine, instance)
+                failed = launch.run(mine, instance, shared, confirm_stopped=False)
+                assert not failed.success
+                refused = [description(failed)]
+            done = launch.run(mine, instance, shared)
             assert done.success
             written = sorted(one.path for one in open_storage(str(mine.parent / "copy")).list("", hidden=True))
         shown = [refused, recorded(done, launch.asset), written]
         found[place] = [without_ids(repr(one).replace(str(mine.parent), "FOLDER")) for one in shown], all_rows(root)
+        assert (shared.jobs > 0) == (place == "away")
     assert found["away"] == found["here"]
 
 
@@ -341,15 +353,14 @@ def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_w
 
     with monkeypatch.context() as patched:
         patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
-        assert not rescale.run(configuration, instance).success
+        assert not rescale.run(configuration, instance, killed).success
     configuration.write_text(text.replace("[roots.flights]", '[roots.flights]\nexecutor = "spark"'))
-    monkeypatch.setattr(f"{__name__}.start_shared", killed)
-    failed = rescale.run(configuration, instance)
+    failed = rescale.run(configuration, instance, killed)
     assert "ended without a result: the driver was killed" in description(failed)
     red = checks(failed)["nothing_left_half_switched"]
     assert not red.passed
     assert 'with {"ops": {"streams_rescale"' in (red.description or "")
-    failed = mirror.run(configuration, instance)
+    failed = mirror.run(configuration, instance, killed)
     assert "ended without a result: the driver was killed" in description(failed)
     assert not checks(failed)["mirror_is_fresh"].passed, "there is no mirror yet"
 

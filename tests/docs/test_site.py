@@ -223,6 +223,7 @@ def test_each_documented_configuration_key_exists(tmp_path: Path, generate: Modu
     assert (policies.mode, policies.executor) == (config.Mode.OBSERVE, config.RunsOn.SPARK)
     assert policies.schedule == config.Schedule((22 * 60, 6 * 60), 3600.0)
     assert set(vars(policies.snapshot).values()) | set(vars(policies.retention).values()) == {7, 3600.0}
+    assert policies.audit == config.AuditSchedule(3600.0)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(20.0, "20s"), (600.0, "10m"), (5400.0, "90m"), (2_592_000.0, "30d")])

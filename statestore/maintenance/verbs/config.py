@@ -12,6 +12,7 @@
     team = "payments"
     labels = { tier = "1" }
     schedule = { window = "22:00-06:00", min_interval = "15m" }
+    audit = { deep_every = "30d" }
 
     [roots.flights]
     url = "s3://bucket/flights/state"
@@ -168,6 +169,16 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class AuditSchedule:
+    """When Dagster audits a checkpoint beside its maintenance.
+
+    deep_every_seconds  time between two audits that read every byte; None for no such audit
+    """
+
+    deep_every_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Policies:
     """The policies of a checkpoint. `mode` None: `full` for a Python job, `observe` for a native checkpoint. `limits` are
     also in the spec of a root. `team` gets its notices; `owner` and `labels` (name -> value) are shown in them. `executor`:
@@ -183,6 +194,7 @@ class Policies:
     labels: tuple[tuple[str, str], ...] = ()
     schedule: Schedule = field(default_factory=Schedule)
     executor: RunsOn = RunsOn.LOCAL
+    audit: AuditSchedule = field(default_factory=AuditSchedule)
 
     def mode_for(self, origin: Origin) -> Mode:
         """Return the mode of a checkpoint."""
@@ -221,12 +233,13 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "retention": {one.name.removesuffix("_seconds"): one.name for one in fields(RetentionPolicy)},
     "limits": {f"{one.name.removesuffix('_bytes')}_mib": one.name for one in fields(SizeLimits)},
     "schedule": {one.name.removesuffix("_seconds"): one.name for one in fields(Schedule)},
+    "audit": {one.name.removesuffix("_seconds"): one.name for one in fields(AuditSchedule)},
 }
 """The fields of the policies by table and key: `x_seconds` is the key `x` with a duration, and `x_bytes` is `x_mib`."""
 
 _TEXTS = {"team": 'write team = "payments"', "owner": 'write owner = "payments@example.com"'}
 _CHOICES: Mapping[str, type[Enum]] = {"mode": Mode, "executor": RunsOn}
-_POLICY_KEYS = ("snapshot", "retention", *_CHOICES, "limits", "team", "owner", "labels", "schedule")
+_POLICY_KEYS = ("snapshot", "retention", *_CHOICES, "limits", "team", "owner", "labels", "schedule", "audit")
 
 
 @dataclass(frozen=True, kw_only=True)
