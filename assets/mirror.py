@@ -14,9 +14,14 @@ from statekeeper.resources.fleet import Fleet, OpenedQuery
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import after_each_step, counted
 from statekeeper.statestore.maintenance.copies import mirrors
-from statekeeper.statestore.maintenance.copies.mirrors import Lag
-from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
-from statekeeper.statestore.maintenance.verbs.mirror import Mirror
+from statekeeper.statestore.maintenance.copies.clones import CopyFile, Way
+from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, Lag
+from statekeeper.statestore.maintenance.verbs.contract import Prepared, perform, prepare
+from statekeeper.statestore.maintenance.verbs.mirror import Mirror, PlannedMirror
+
+MOST_FILES_HERE, MOST_BYTES_HERE = 2_000, 1024**3
+"""Most files that the machine of the run copies of a query on Spark, and most bytes of them that pass through it. It takes
+about as long as the start of a Spark application."""
 
 
 def mirror(names: Names, sources: Sources) -> dg.AssetsDefinition:
@@ -42,19 +47,32 @@ def mirror(names: Names, sources: Sources) -> dg.AssetsDefinition:
     return made
 
 
+def _prepared(given: Given) -> Prepared[PlannedMirror, CopyFile, CleanupPlan]:
+    assert given.query.mirror is not None
+    return prepare(Mirror(destination=given.query.mirror.url, location=given.query.mirror.location), given.run)
+
+
 def _do(given: Given, how: Mapping[str, Any]) -> Outcome:
     del how
     query = given.query
-    assert query.mirror is not None
-    verb = Mirror(destination=query.mirror.url, location=query.mirror.location)
     try:
         told = after_each_step(given.told, lambda done: f"mirror: {counted(done, 'file')}")
-        prepared = perform(prepare(verb, given.run), told)
+        prepared = perform(_prepared(given), told)
     except StatekeeperError as error:
         check = mirror_is_fresh(_lag(given.fleet, query), error, query)
         return Outcome(checks=[check], errors={query.name: str(error)})
     shown = {**of_prepared(prepared), "seconds": round(prepared.seconds, 3)}
     return Outcome(metadata=shown, checks=[mirror_is_fresh(prepared.plan.plan.left, None, query)])
+
+
+def _is_quick(given: Given) -> bool:
+    """Whether few files are missing, or the plan fails: the schedule starts a run each few minutes."""
+    try:
+        missing = [one for one in _prepared(given).plan.plan.files if one.way is not Way.PRESENT]
+    except StatekeeperError:
+        return True
+    through = sum(one.size_bytes for one in missing if one.way is not Way.SERVICE)
+    return len(missing) <= MOST_FILES_HERE and through <= MOST_BYTES_HERE
 
 
 def _checks_without_result(fleet: Fleet, query: OpenedQuery) -> Sequence[dg.AssetCheckResult]:
@@ -70,5 +88,5 @@ def _lag(fleet: Fleet, query: OpenedQuery) -> Lag | None:
         return None
 
 
-MIRROR = of_asset("mirror", _do, without_result=_checks_without_result)
+MIRROR = of_asset("mirror", _do, is_quick=_is_quick, without_result=_checks_without_result)
 """The work of the asset."""

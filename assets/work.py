@@ -40,6 +40,11 @@ class Given:
     told: Callable[[str], None]
 
 
+def _never(given: Given) -> bool:
+    del given
+    return False
+
+
 def _no_checks(fleet: Fleet, query: OpenedQuery) -> Sequence[dg.AssetCheckResult]:
     del fleet, query
     return ()
@@ -53,6 +58,7 @@ class Work(Generic[R]):
     do              does it. Gets what is asked for, and returns the result. Raises `StatekeeperError`
     encode, decode  the result as JSON
     workers         its share of the machine
+    is_quick        whether this machine is done before a Spark application would have started
     without_result  evaluates its checks if a Spark application has ended without a result
     """
 
@@ -61,6 +67,7 @@ class Work(Generic[R]):
     encode: Callable[[R], Any]
     decode: Callable[[Any], R]
     workers: int = WORKERS
+    is_quick: Callable[[Given], bool] = _never
     without_result: Callable[[Fleet, OpenedQuery], Sequence[dg.AssetCheckResult]] = _no_checks
 
 
@@ -91,19 +98,10 @@ class Outcome:
 def of_asset(
     name: str,
     do: Callable[[Given, Mapping[str, Any]], Outcome],
-    *,
-    workers: int = WORKERS,
-    without_result: Callable[[Fleet, OpenedQuery], Sequence[dg.AssetCheckResult]] = _no_checks,
+    **given: Any,
 ) -> Work[Outcome]:
-    """Return the work of an asset. The arguments are as in `Work`."""
-    return Work(
-        name=name,
-        do=do,
-        encode=Outcome.as_sent,
-        decode=Outcome.of_sent,
-        workers=workers,
-        without_result=without_result,
-    )
+    """Return the work of an asset. `given`: as for `Work`."""
+    return Work(name=name, do=do, encode=Outcome.as_sent, decode=Outcome.of_sent, **given)
 
 
 def done(
@@ -111,11 +109,12 @@ def done(
 ) -> R:
     """Do the work where the policies of the query say. `how`: what is asked for. Raises `StatekeeperError`, and
     `dg.Failure` if a Spark application has no result."""
-    if query.is_on_spark:
-        return work.decode(spark_runs.answer(context, names, query, work.name, how))
     fleet = names.fleet_in(context)
     run = run_of(context, fleet, query, workers=work.workers)
-    return work.do(Given(run=run, fleet=fleet, query=query, told=Paced(context.log.info)), how)
+    given = Given(run=run, fleet=fleet, query=query, told=Paced(context.log.info))
+    if query.is_on_spark and not work.is_quick(given):
+        return work.decode(spark_runs.answer(context, names, query, work.name, how))
+    return work.do(given, how)
 
 
 def recorded(

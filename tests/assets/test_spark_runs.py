@@ -18,7 +18,7 @@ from dagster._core.test_utils import poll_for_finished_run
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
 
-from statekeeper.assets import spark_runs
+from statekeeper.assets import mirror, spark_runs
 from statekeeper.assets.definitions import build
 from statekeeper.assets.factory import build_definitions
 from statekeeper.assets.metadata import bullets, figures, table
@@ -28,7 +28,8 @@ from statekeeper.assets.visits import Part, Shown
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.clock import SystemClock
-from statekeeper.statestore.checkpoint import rewrite_journal
+from statekeeper.statestore.checkpoint import catalog, rewrite_journal
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import drills, lease
 from statekeeper.statestore.maintenance.rounds.visit import Status
 from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
@@ -311,8 +312,9 @@ def named(launch: Launch) -> str:
     "launch", [*LAUNCHES[:2], *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHES[2:])], ids=named
 )
 def test_a_launch_on_a_cluster_records_what_a_launch_on_this_machine_records(
-    launch: Launch, configuration: Path, tmp_path: Path
+    launch: Launch, configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mirror, "MOST_FILES_HERE", 0)
     found, shared = {}, Shared()
     for place in ("here", "away"):  # of one length: files with their paths have one size
         root = unpacked(ARCHIVES / f"spark-4.2.0-{launch.archive}.zip", tmp_path / place)
@@ -342,7 +344,7 @@ def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_w
     root = unpacked(ARCHIVES / "spark-4.2.0-v1-aggregation.zip", configuration.parent)
     text = configuration.read_text().replace('url = "flights"', f'url = "{root}"\nmirror = {{ url = "copy" }}')
     configuration.write_text(text)
-    storage, rescale, mirror = open_storage(str(root)), LAUNCHES[0], LAUNCHES[-1]
+    storage, rescale, mirrors = open_storage(str(root)), LAUNCHES[0], LAUNCHES[-1]
 
     class Dying(FaultyStorage):
         def _fault_of(self, request: Request) -> Fault | None:
@@ -360,9 +362,26 @@ def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_w
     red = checks(failed)["nothing_left_half_switched"]
     assert not red.passed
     assert 'with {"ops": {"streams_rescale"' in (red.description or "")
-    failed = mirror.run(configuration, instance, killed)
+    with monkeypatch.context() as patched:
+        patched.setattr(mirror, "MOST_FILES_HERE", 0)
+        failed = mirrors.run(configuration, instance, killed)
     assert "ended without a result: the driver was killed" in description(failed)
     assert not checks(failed)["mirror_is_fresh"].passed, "there is no mirror yet"
+
+
+def test_the_machine_of_the_run_mirrors_a_query_on_spark_if_few_files_are_missing_or_the_plan_is_refused(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+) -> None:
+    on_spark(configuration, "")
+    text = configuration.read_text()
+    configuration.write_text(text.replace('url = "flights"', 'url = "flights"\nmirror = { url = "copy" }'))
+    assert run(configuration, instance, "mirror_checkpoint").success
+    copy = open_storage(str(configuration.parent / "copy"))
+    assert catalog.newest_batch(copy) == catalog.newest_batch(flights.storage)
+    copy.create(names.offsets(9), b"v1\n{}")
+    failed = run(configuration, instance, "mirror_checkpoint")
+    assert "[spark]" not in description(failed)
+    assert not checks(failed)["mirror_is_fresh"].passed
 
 
 PROJECT = """
