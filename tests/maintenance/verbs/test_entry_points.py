@@ -394,7 +394,7 @@ def test_each_verb_and_each_launch_is_compared(world: World) -> None:
         if definition.is_executable
     }
     # The last two write elsewhere.
-    reads = {"lineage", "fleet_health", "history_table", "fleet_report"}
+    reads = {"lineage", "deep_audit", "fleet_health", "history_table", "fleet_report"}
     assert executable - reads == launched
 
 
