@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import dagster as dg
 
 from statekeeper.assets.maintenance import MAINTAIN_QUERY, Maintenance
-from statekeeper.assets.names import Names, job_of
+from statekeeper.assets.names import NO_LIMIT, Names, job_of
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 """Ends runs that hang."""
@@ -60,14 +60,12 @@ def jobs(
     """Make the jobs of a fleet. `by_hand`: the assets that only a person launches, by their names without the prefix of the
     fleet."""
 
-    def job(
-        name: str, *assets: dg.AssetsDefinition, description: str, tags: Mapping[str, str] | None = None
-    ) -> AssetJob:
+    def job(name: str, *assets: dg.AssetsDefinition, description: str, tags: Mapping[str, str] = NO_LIMIT) -> AssetJob:
         return dg.define_asset_job(
             names.of(name),
             selection=dg.AssetSelection.assets(*assets),
             executor_def=dg.in_process_executor,
-            tags={**names.tags, **(tags or {})},
+            tags={**names.tags, **tags},
             description=description,
         )
 

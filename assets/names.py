@@ -25,6 +25,9 @@ _AUTOMATED = frozenset({"snapshot", "lineage", "retention", "fleet_health"})
 
 _JOBS = {"checkpoint_format": "switch_checkpoint"}
 
+NO_LIMIT = {"dagster/max_runtime": "0"}
+"""The tag of a run that may take as long as its work takes. Without it, the limit of run monitoring applies."""
+
 OWN_OWNERS = ("team:streaming",)
 """The owners of the assets in this repository's own instance."""
 

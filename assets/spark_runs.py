@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from statekeeper.assets.metadata import Metadata
-from statekeeper.assets.names import Names, StartSpark
+from statekeeper.assets.names import NO_LIMIT, Names, StartSpark
 from statekeeper.resources.fleet import OpenedQuery
 from statekeeper.resources.worker import holder, tag_run
 from statekeeper.statestore.base.redaction import printable
@@ -27,9 +27,6 @@ from statekeeper.statestore.maintenance.executors import submit
 APPLICATION = Path(__file__).parent / "on_spark" / "statekeeper_of_dagster.py"
 
 _GUIDE = "docs/how-to/run-on-a-spark-cluster.md"
-_NO_LIMIT = {"dagster/max_runtime": "0"}
-"""The jobs limit the runtime of what one machine does."""
-
 _OF_FLEET = ("name", "config_file", "scratch", "job_prefix", "has_rewrites", "quiet_seconds", "kept_tables_mib")
 _KEY = dg.AssetKey("sent")
 
@@ -92,7 +89,7 @@ def answer(
             "run; nothing was changed -> leave out --deploy-mode cluster, or set start_spark of build_definitions, see "
             f"{_GUIDE}"
         )
-    tag_run(context.instance, context.run.run_id, _NO_LIMIT)
+    tag_run(context.instance, context.run.run_id, NO_LIMIT)
     fleet = names.fleet_in(context)
     extras = {
         "fleet": {name: getattr(fleet, name) for name in _OF_FLEET},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import dagster as dg
@@ -146,14 +147,15 @@ def _checks_without_result(work: Work[Outcome], fleet: Fleet, query: OpenedQuery
 
 
 class Paced:
-    """Tells progress from time to time."""
+    """Tells progress from time to time. Several threads may call it."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell, self._clock = tell, SystemClock()
+        self._tell, self._clock, self._lock = tell, SystemClock(), Lock()
         self._next = self._clock.monotonic_seconds() + _TOLD_SECONDS
 
     def __call__(self, text: str) -> None:
-        now = self._clock.monotonic_seconds()
-        if now >= self._next:
-            self._next = now + _TOLD_SECONDS
-            self._tell(printable(text))
+        with self._lock:
+            now = self._clock.monotonic_seconds()
+            if now >= self._next:
+                self._next = now + _TOLD_SECONDS
+                self._tell(printable(text))

@@ -43,6 +43,14 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 
 
+def test_only_jobs_of_short_work_have_a_limit_on_their_runtime(definitions: dg.Definitions) -> None:
+    """Run monitoring in dagster.yaml ends a run without the tag after an hour."""
+    jobs = {job.name: job.tags.get("dagster/max_runtime") for job in definitions.jobs or ()}
+    limited = {"maintain_queries", "maintain_query", "refresh_fleet_health", "write_report", "prune_history"}
+    assert {name for name, seconds in jobs.items() if seconds != "0"} == limited
+    assert None not in jobs.values()
+
+
 CHECKS = [
     "tail_is_short",
     "lineage_is_gapless",
