@@ -17,7 +17,7 @@ def counted(number: int, noun: str) -> str:
     """Return the number with its noun, which is plural unless the number is 1."""
     if number == 1:
         return f"1 {noun}"
-    if noun.endswith("ry"):
+    if noun.endswith(("ry", "ly")):
         return f"{number:,} {noun.removesuffix('y')}ies"
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 

@@ -51,8 +51,8 @@ _BY_WHOLE_KEY = (
     "applyInPandasWithState",
 )
 SESSIONS = "sessionWindowStateStoreSaveExec"
-_JOIN = "symmetricHashJoin"
-_TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
+JOIN = "symmetricHashJoin"
+TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _SIDES = ("left-", "right-")
 _TIMERS = ("$procTimers_", "$eventTimers_")
 _TTL = "$ttl_"
@@ -153,7 +153,7 @@ def _unknown_for_all(operator: str, families: Mapping[str | None, Family], conf:
     if not families:
         return "the schema of its keys is unknown"
     # Joins, whose stores have to match, are always strict.
-    if not conf.is_strictly_distributed and operator != _JOIN:
+    if not conf.is_strictly_distributed and operator != JOIN:
         return "the query was first started before Spark 3.3, which may partition by some of the key's columns"
     return None
 
@@ -162,9 +162,9 @@ def _columns(
     operator: str, store: StorePath, name: str | None, families: Mapping[str | None, Family]
 ) -> PartitionColumns:
     family = families[name]
-    if operator in _TRANSFORM and name is not None:
+    if operator in TRANSFORM and name is not None:
         found = _columns_of_variable(name, families)
-    elif operator == _JOIN or (not operator and _of_join(store.store) is not None):
+    elif operator == JOIN or (not operator and _of_join(store.store) is not None):
         found = _of_join(name or store.store)
     elif name is not None:
         found = None

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from statekeeper.statestore.base.errors import RefusedAsUnsafe
 from statekeeper.statestore.format import names
-from statekeeper.statestore.storage import StorageSpec, open_storage
+from statekeeper.statestore.storage import open_storage
 from tests.support import planted
 from tests.support.commands import json_output, run
-from tests.support.drills import planned
 from tests.support.keyed_roots import KeyedRoot
-from tests.support.s3_server import S3Server
 from tests.support.switching import take_snapshots
 
 
@@ -135,14 +132,6 @@ def test_the_seconds_of_several_workers_are_not_used_for_predictions(root: Keyed
 def test_an_unknown_store_is_refused(root: KeyedRoot, tmp_path: Path) -> None:
     wrong = run("drill", tmp_path / "root", "--stores", "0/7")
     assert (wrong.exit_code, "the stores are: 0/0, 0/1, 1/0, 1/1" in wrong.stderr) == (13, True)
-
-
-def test_a_root_in_a_bucket_is_not_compared_with_spark(s3_server: S3Server, tmp_path: Path) -> None:
-    spec = StorageSpec(f"s3://{s3_server.make_bucket()}/root", tuple(s3_server.options.items()))
-    made = KeyedRoot(open_storage(spec), tmp_path / "hosts", partitions=1)
-    made.grow(1)
-    [refusal] = planned(made.storage, tmp_path / "scratch", against_spark=True).refusals
-    assert (type(refusal), f"statekeeper clone {spec.url}" in str(refusal)) == (RefusedAsUnsafe, True)
 
 
 def _snapshots(root: KeyedRoot) -> list[tuple]:

@@ -2,66 +2,143 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.contents.rows import contents_at, layout, opened
+from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.maintenance.records import drills
-from statekeeper.statestore.maintenance.upkeep.drill import Against, Verdict
+from statekeeper.statestore.maintenance.upkeep.drill import Against, Drilled, Verdict
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import perform
-from statekeeper.statestore.storage import open_storage
+from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
 from statekeeper.statestore.store.engine.rocks import Database
 from tests.support.drills import drilled, planned
-from tests.support.native import DEFAULT_PROVIDER, FORMAT, OPERATORS, NativeQuery
+from tests.support.keyed_operators import KEYED
+from tests.support.native import DEFAULT_PROVIDER, FORMAT, OPERATORS, NativeQuery, Operator
+from tests.support.s3_server import S3Server
 from tests.support.switching import take_snapshots
 
 pytestmark = pytest.mark.spark
 
+
+def _with_rows_of_one_minute(operator: Operator) -> Operator:
+    """Several rows have the same key and event time."""
+
+    def query(left: DataFrame, right: DataFrame) -> DataFrame:
+        by_minute = [one.withColumn("at", F.date_trunc("minute", "at")) for one in (left, right)]
+        return operator.query(*(one.withColumn("k", F.concat(F.lit("key "), F.col("x") % 3)) for one in by_minute))
+
+    return replace(operator, query=query)
+
+
 CASES = {
-    "aggregation in structure V2": ("aggregation", {FORMAT: "2"}),
-    "sessions in structure V1": ("sessions", {FORMAT: "1"}),
-    "join 2 on the default provider": ("join 2", DEFAULT_PROVIDER),
+    "aggregation in structure V2": (OPERATORS["aggregation"], {FORMAT: "2"}),
+    "sessions in structure V1": (OPERATORS["sessions"], {FORMAT: "1"}),
+    "join 2 on the default provider": (OPERATORS["join 2"], DEFAULT_PROVIDER),
+    "join 2 in structure V2": (OPERATORS["join 2"], {FORMAT: "2"}),
+    "join 3 in structure V1": (OPERATORS["join 3"], {FORMAT: "1"}),
+    "join 4 in structure V2": (_with_rows_of_one_minute(OPERATORS["join 4"]), {FORMAT: "2"}),
+    "transformWithState in structure V2": (OPERATORS["transformWithState"], {FORMAT: "2"}),
+    "transformWithState with times to live in structure V1": (KEYED["transformWithStateInPandas"], {FORMAT: "1"}),
+    "transformWithState in event time": (KEYED["transformWithState"], {FORMAT: "2"}),
 }
-IN_CI = "aggregation in structure V2"
+IN_CI = "transformWithState in structure V2"
 
 
-@pytest.mark.parametrize("case", [one if one == IN_CI else pytest.param(one, marks=pytest.mark.slow) for one in CASES])
-def test_the_restored_rows_are_those_that_spark_shows(
-    spark: SparkSession, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, confs = CASES[case]
-    query = NativeQuery(spark, tmp_path / "query", OPERATORS[name], confs)
+@pytest.fixture(
+    scope="module", params=[one if one == IN_CI else pytest.param(one, marks=pytest.mark.slow) for one in CASES]
+)
+def query(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NativeQuery:
+    folder = tmp_path_factory.mktemp("drilled")
+    operator, confs = CASES[request.param]
+    query = NativeQuery(spark, folder / "query", operator, confs)
     query.run(2)
-    storage = open_storage(query.root)
     if confs is not DEFAULT_PROVIDER:
-        take_snapshots(storage, tmp_path / "scratch", at_head=True)
-    how = {"sample": 100, "against_spark": True, "mode": Mode.OBSERVE}
-    found = drilled(storage, tmp_path / "scratch", **how)
-    assert found.drilled
-    for one in found.drilled:
-        by_spark = [comparison for comparison in one.comparisons if comparison.against is Against.SPARK]
-        assert [comparison.is_equal for comparison in by_spark] == [True], one.explained
-    assert found.is_green
+        take_snapshots(open_storage(query.root), folder / "scratch", at_head=True)
+    return query
+
+
+HOW = {"sample": 100, "against_spark": True, "mode": Mode.OBSERVE}
+
+
+def by_spark(one: Drilled) -> list[bool | None]:
+    """Whether Spark's reader shows the same rows, if that proves them."""
+    found = [comparison for comparison in one.comparisons if comparison.against is Against.SPARK]
+    return [comparison.is_equal if comparison.is_decided else None for comparison in found]
+
+
+def test_the_restored_rows_are_those_that_spark_shows(
+    query: NativeQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    storage = open_storage(query.root)
     on_record: list[int] = []
     made = planned(storage, tmp_path / "scratch", sample=100, against_spark=True)
-    perform(made, lambda step: on_record.append(len(drills.read(storage))))
+    found = perform(made, lambda step: on_record.append(len(drills.read(storage)))).made
+    assert found is not None
+    for one in found.drilled:
+        assert by_spark(one) == [True], one.explained
+    assert found.is_green
     stores = len(found.drilled)
     assert on_record == [0] * stores + [stores] * stores, "the restores are on record before Spark starts"
     assert all(one.is_proved for one in drills.read(storage).values())
-    # A negative control: a store whose restore loses a row.
+    # A negative control: a restore that loses a row of one family.
+    full = max(found.drilled, key=lambda one: one.rows).action.store
+    families = _families_with_rows(storage, full, tmp_path)
+    is_slow = request.node.get_closest_marker("slow") is not None
+    for name, prefix in families.items() if is_slow else list(families.items())[:1]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "scan", _without_a_row(prefix))
+            [wrong] = drilled(storage, tmp_path / "scratch", **HOW, stores=(str(full),)).drilled
+        assert wrong.verdict is Verdict.DIFFERS, name
+        assert "differs from Spark's reader at batch " in wrong.explained
+        assert name is None or f", column family {name}" in wrong.explained
+
+
+def _families_with_rows(storage: Storage, store: StorePath, scratch: Path) -> dict[str | None, bytes]:
+    """The first bytes of the keys of each family, those that only Spark's repartition reads first."""
+    contents = contents_at(storage)
+    assert contents is not None
+    with opened(contents, store, layout(contents, store), scratch=scratch, clock=SystemClock(), ids=RandomIds()) as one:
+        found = {pairs.family for pairs in one.pairs()}
+        ids = one.families
+    named = sorted(name for name in found if name is not None)
+    return {name: ids[name].to_bytes(2, "little") for name in named} or {None: b""}
+
+
+def _without_a_row(prefix: bytes) -> Callable[..., Iterator[tuple[list[bytes], list[bytes]]]]:
     real = Database.scan
 
-    def without_the_first_row(self, *given, **named):  # type: ignore[no-untyped-def]
-        lost = True
-        for keys, values in real(self, *given, **named):
-            yield (keys[1:], values[1:]) if lost else (keys, values)
-            lost = False
+    def scan(database: Database, *given: Any) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        is_lost = False
+        for keys, values in real(database, *given):
+            pairs = list(zip(keys, values, strict=True))
+            at = next((n for n, (key, _) in enumerate(pairs) if key.startswith(prefix)), None)
+            if not is_lost and at is not None:
+                is_lost = True
+                del pairs[at]
+            yield [key for key, _ in pairs], [value for _, value in pairs]
 
-    monkeypatch.setattr(Database, "scan", without_the_first_row)
-    wrong = drilled(storage, tmp_path / "scratch", **how)
-    with_rows = [one for one in wrong.drilled if one.rows]
-    assert with_rows
-    assert {one.verdict for one in with_rows} == {Verdict.DIFFERS}
-    assert all("differs from Spark's reader at batch " in one.explained for one in with_rows)
+    return scan
+
+
+def test_spark_reads_a_copy_of_the_sampled_stores_of_a_bucket(
+    query: NativeQuery, tmp_path: Path, s3_server: S3Server
+) -> None:
+    storage = open_storage(query.root)
+    spec = StorageSpec(f"s3://{s3_server.make_bucket()}/root", tuple(s3_server.options.items()))
+    bucket = open_storage(spec)
+    for entry in storage.list(""):
+        bucket.create(entry.path, storage.read(entry.path))
+    found = drilled(bucket, tmp_path / "scratch", **{**HOW, "sample": 1})
+    [one] = found.drilled
+    assert by_spark(one) == [True], one.explained
+    assert " of a local copy" in one.explained
+    assert not list((tmp_path / "scratch").iterdir())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -15,10 +15,11 @@ from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.checkpoint import catalog, rewrite_journal
-from statekeeper.statestore.contents.rows import contents_at
+from statekeeper.statestore.contents.rows import Contents, contents_at
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import EMPTY, StorePath
-from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies import clones
+from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.records import drills, holds
 from statekeeper.statestore.maintenance.records.drills import Measured, StoreDrill
 from statekeeper.statestore.maintenance.records.history import (
@@ -47,7 +48,8 @@ from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Ver
 from statekeeper.statestore.maintenance.verbs.guards import Refusals
 from statekeeper.statestore.maintenance.verbs.options import option
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table, as_objects, when
-from statekeeper.statestore.storage import Storage
+from statekeeper.statestore.storage import Storage, open_storage
+from statekeeper.statestore.store.engine.scratch import work_folder
 
 Ended: TypeAlias = tuple[DrillStore, Drilled | StatekeeperError]
 """A store of the sample and its result."""
@@ -56,6 +58,8 @@ _WEEK_SECONDS = 7 * 86_400.0
 
 _RECORDED_SECONDS = 60.0
 """The results of a killed drill are lost for this long at most."""
+
+_COMPARE_NOW = ". To compare now, run: statekeeper drill ROOT --against-spark"
 
 _MOST_FINDINGS = 50
 """Findings in the lines of a report."""
@@ -100,7 +104,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
     )
     against_spark: bool = option(
         "Compare the rows also with those that Spark's own reader shows, in a local session of PySpark. Needs PySpark 4.0 "
-        "or later and a checkpoint on a local disk.",
+        "or later. Of a root that is not on a local disk, Spark reads a copy of the sample in --scratch.",
         default=False,
     )
 
@@ -118,7 +122,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         return bool(plan.plan.drill or plan.plan.refusals)
 
     def refusals(self, run: Run, plan: PlannedRestores) -> Iterable[StatekeeperError]:
-        return guards.refusals(*plan.plan.refusals, sparks.refusal(run.storage) if self.against_spark else None)
+        return guards.refusals(*plan.plan.refusals, sparks.refusal() if self.against_spark else None)
 
     def allowed(self, run: Run, plan: PlannedRestores) -> StatekeeperError | None:
         return None
@@ -184,7 +188,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         if self.against_spark:
             # A session of Spark may fail or be interrupted: the restores are on record before.
             with record.kept():
-                outcomes = self._with_spark(work, plan, outcomes, record)
+                outcomes = self._with_spark(run, work, plan, contents, outcomes, record)
         in_order = [outcomes[one.store] for one in plan.plan.drill if one.store in outcomes]
         return Found(
             drilled=tuple(outcome for _, outcome in in_order if isinstance(outcome, Drilled)),
@@ -192,14 +196,25 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         )
 
     def _with_spark(
-        self, work: Work[Ended], plan: PlannedRestores, outcomes: dict[StorePath, Ended], record: _Record
+        self,
+        run: Run,
+        work: Work[Ended],
+        plan: PlannedRestores,
+        contents: Contents | None,
+        outcomes: dict[StorePath, Ended],
+        record: _Record,
     ) -> dict[StorePath, Ended]:
         """Add the comparisons with Spark's reader, and tell these results again."""
         restored = [one for _, one in outcomes.values() if isinstance(one, Drilled) and one.digest]
-        batch = plan.plan.batch
-        structure = Structure.V1 if batch is None else catalog.structure_at(work.storage, batch)
-        shown = [(one.action, one.shown) for one in restored]
-        by_spark = sparks.compare(work.storage, shown, plan.gathered.gathered.conf, structure)
+        if contents is None or not restored:
+            return outcomes
+        by_spark = sparks.compare(
+            contents,
+            [(one.action, one.shown) for one in restored],
+            catalog.structure_at(work.storage, contents.batch),
+            at=lambda batch, stores: _for_spark(run, work.storage, batch, stores),
+            is_copy=not _is_local(work.storage),
+        )
         found: dict[StorePath, Ended] = {}
         for store, (action, outcome) in outcomes.items():
             if isinstance(outcome, Drilled) and store in by_spark:
@@ -252,7 +267,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
                 "rows": sum(one.rows for one in made.drilled),
             }
             made_tables = (_results(made, f"{when(plan.batch)}: {_verdict(plan, made)}"),)
-            done = tuple(_done_lines(prepared.plan, made, prepared.run))
+            done = tuple(_done_lines(prepared.plan, made, prepared.run, is_with_spark=self.against_spark))
         return Report(
             record={**_record(plan, made, facts.measured), "refusals": as_objects(prepared.refusals)},
             phase=prepared.phase("restored"),
@@ -263,6 +278,33 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
             made=made_tables,
             done=done,
         )
+
+
+def _is_local(storage: Storage) -> bool:
+    return storage.url.startswith(sparks.FILE)
+
+
+@contextmanager
+def _for_spark(run: Run, storage: Storage, batch: int, stores: Collection[StorePath]) -> Iterator[Storage]:
+    """A root on a local disk that has these stores at a batch: the root itself, or a copy.
+
+    A copy needs no settings of Hadoop and no connector for the storage of the root. Raises as `clones.copy_stores`.
+    """
+    if _is_local(storage):
+        yield storage
+        return
+    with work_folder(run.scratch, "drill") as folder:
+        copy = open_storage(str(folder / "checkpoint"))
+        executor = LocalExecutor(clock=run.clock, ids=run.by.ids, scratch=folder, workers=clones.AT_ONCE)
+        clones.copy_stores(storage, copy, batch, stores, executor=executor, scratch=folder)
+        # Spark requires a folder for each partition of an operator. Its tasks read only those of the sample.
+        for operator in {store.operator for store in stores}:
+            last = max(store.partition for store in stores if store.operator == operator)
+            for partition in range(last + 1):
+                (folder / "checkpoint" / names.STATE / str(operator) / str(partition)).mkdir(
+                    parents=True, exist_ok=True
+                )
+        yield copy
 
 
 def _workers(planned: PlannedRestores, run: Run) -> int:
@@ -313,7 +355,7 @@ def _coverage(plan: DrillPlan) -> tuple[str, ...]:
     return (f"{counted(left, 'store')} not restored in this drill{when_all}",)
 
 
-def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str]:
+def _done_lines(planned: PlannedRestores, made: Found, run: Run, *, is_with_spark: bool) -> Iterator[str]:
     predicted = sum(one.action.facts.predicted_seconds for one in made.drilled if one.digest)
     yield f"restore: predicted {predicted:,.2f} s, measured {made.seconds:,.2f} s, one store after another"
     if run.cluster is not None:
@@ -334,7 +376,7 @@ def _done_lines(planned: PlannedRestores, made: Found, run: Run) -> Iterator[str
         yield (
             f"the rows of {counted(len(unknown), 'store')} are on record now: the next drill finds a change of them, but "
             "without a change they are not proved. For a second load, take a snapshot later: statekeeper "
-            "snapshot ROOT --all. To compare now, run: statekeeper drill ROOT --against-spark"
+            f"snapshot ROOT --all{'' if is_with_spark else _COMPARE_NOW}"
         )
     if planned.mode is Mode.OBSERVE:
         yield (

@@ -9,7 +9,13 @@ reflink. Else they pass through this process. Files with the id of the query or 
 destination is no checkpoint before the commit of batch N, so that a run after a crash completes it.
 """
 
-from statekeeper.statestore.maintenance.copies.clones.execute import AT_ONCE, begin, execute, require_unchanged
+from statekeeper.statestore.maintenance.copies.clones.execute import (
+    AT_ONCE,
+    begin,
+    copy_stores,
+    execute,
+    require_unchanged,
+)
 from statekeeper.statestore.maintenance.copies.clones.gather import chains, chains_of, gather, newest_settled
 from statekeeper.statestore.maintenance.copies.clones.model import CloneFacts, CloneRecord, CopyFile, Way, oldest_batch
 from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan, FreshIds, plan
@@ -25,6 +31,7 @@ __all__ = [
     "begin",
     "chains",
     "chains_of",
+    "copy_stores",
     "execute",
     "gather",
     "newest_settled",

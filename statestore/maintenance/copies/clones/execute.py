@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ from statekeeper.statestore.base.errors import (
 )
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.limits import MOST_READ_BYTES
+from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.structure import Structure
+from statekeeper.statestore.maintenance.copies.clones.gather import gather
 from statekeeper.statestore.maintenance.copies.clones.model import CopyFile, Part, Way
-from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan
+from statekeeper.statestore.maintenance.copies.clones.plan import ClonePlan, files_of_stores
 from statekeeper.statestore.maintenance.executors import Executor, Place
 from statekeeper.statestore.storage import Storage, at_once
 from statekeeper.statestore.storage.base import changed
@@ -57,6 +59,29 @@ def execute(
         copies = CopyEach(source, destination)
         copy_all(copies, planned.to_copy(part), is_replaced, executor=executor, scratch=scratch, copied=copied)
     copy_logs(source, destination, planned.files, planned.structure, copied)
+
+
+def copy_stores(
+    source: Storage,
+    destination: Storage,
+    batch: int,
+    stores: Collection[StorePath],
+    *,
+    executor: Executor,
+    scratch: Path,
+) -> None:
+    """Copy some stores at a batch to an empty location, so that Spark's reader shows them: see `files_of_stores`.
+
+    Raises the first reason not to copy; as `gather`, `copy_all` and `copy_logs`.
+    """
+    gathered = gather(source, destination, batch=batch, since=batch, stopped=True, only=stores)
+    files, refusals = files_of_stores(gathered)
+    if refusals:
+        raise refusals[0]
+    before = [file for file in files if not file.is_log]
+    copies = CopyEach(source, destination)
+    copy_all(copies, before, lambda file: False, executor=executor, scratch=scratch, copied=lambda file: None)
+    copy_logs(source, destination, files, gathered.structure, lambda file: None)
 
 
 def require_unchanged(source: Storage, files: Iterable[CopyFile]) -> None:

@@ -57,11 +57,12 @@ def gather(
     stopped: bool = False,
     since: int | None = None,
     supported: Collection[Provider] = tuple(Provider),
+    only: Collection[StorePath] | None = None,
 ) -> CloneFacts:
     """Gather the facts for a batch of the source, by default the newest one whose files no longer change.
 
     `since`: of a mirror that has this older batch: also follow the chains back to it. `supported`: the providers that the
-    verb supports.
+    verb supports. `only`: the chains of these stores, by default of all.
 
     In structure V1, a running Spark query may replace the files of its newest batches: see `newest_settled`. Requests:
     listings of both roots; for each store the lineage of its newest changelog and its snapshots down to the base; the
@@ -86,7 +87,7 @@ def gather(
     files = catalog.with_members(list_members(source), entries.values(), conf.provider)
     families = catalog.with_families(entries)
     oldest = batch if since is None else min(batch, since)
-    chains = chains_of(source, log, files, families, down_to=oldest + 1)
+    chains = chains_of(source, log, files, families, down_to=oldest + 1, only=only)
     offsets = logs.parse_offsets(source.read(names.offsets(batch)), names.offsets(batch))
     restart.require_original(offsets, batch)
     bound = binding.parse_binding(source.read(names.BINDING)) if origin is Origin.OWN else None
@@ -132,9 +133,16 @@ def chains(storage: Storage, *, down_to: int, without: Collection[str] = ()) -> 
 
 
 def chains_of(
-    storage: Storage, log: CommitLog, files: FilesByStore, families: frozenset[int], *, down_to: int
+    storage: Storage,
+    log: CommitLog,
+    files: FilesByStore,
+    families: frozenset[int],
+    *,
+    down_to: int,
+    only: Collection[StorePath] | None = None,
 ) -> Mapping[StorePath, Chain]:
-    """Walk the chains of all stores at the newest batch of a log, back to a base of version `down_to`."""
+    """Walk the chains of all stores, or `only` of some, at the newest batch of a log, back to a base of version
+    `down_to`."""
     found: dict[StorePath, Chain] = {}
 
     def look(store: StorePath) -> None:
@@ -150,5 +158,5 @@ def chains_of(
             needs_base=store.operator in families,
         )
 
-    at_once(look, list(log.newest.heads))
+    at_once(look, [store for store in log.newest.heads if only is None or store in only])
     return dict(sorted(found.items()))

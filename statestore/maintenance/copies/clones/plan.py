@@ -417,6 +417,21 @@ def plan(
     )
 
 
+def files_of_stores(gathered: CloneFacts) -> tuple[list[CopyFile], tuple[StatekeeperError, ...]]:
+    """The files with which Spark's reader shows the gathered stores at the batch, in the order of the copy, and the reasons
+    not to copy them. No query can continue from such a copy: it has no progress of sources, and may lack stores."""
+    bound = gathered.binding
+    record = CloneRecord(
+        source=gathered.source_place.url,
+        batch=gathered.batch,
+        query=gathered.query_id,
+        root="" if bound is None else bound.root_id,
+    )
+    files, refusals = files_of(gathered, record, None)
+    kept = [file for file in files if file.part is not Part.SOURCES]
+    return kept, (*not_loadable(gathered), *_too_large(gathered, kept), *refusals)
+
+
 def _is_continued(gathered: CloneFacts, earlier: CloneRecord, record: CloneRecord, *, is_certain: bool) -> bool:
     """Return whether this run continues the earlier one: the same source and batch, and an id as it is wanted now."""
     if (earlier.source, earlier.batch) != (record.source, record.batch):

@@ -30,10 +30,11 @@ from statekeeper.statestore.maintenance.upkeep.drill.model import (
     Differences,
     Drilled,
     DrillStore,
+    Shown,
     StoreFacts,
 )
 from statekeeper.statestore.maintenance.upkeep.drill.plan import version_of
-from statekeeper.statestore.maintenance.upkeep.drill.sparks import shown_digest
+from statekeeper.statestore.maintenance.upkeep.drill.sparks import shown_digests
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.local_copy import LocalCopyFolder
 from statekeeper.statestore.store.engine.rocks import EngineLimits
@@ -136,7 +137,7 @@ class _Drill:
                     digest = database.digest()
                 except LocalStateDamaged as error:
                     return Drilled(action=self.action, problem=error.what)
-                shown = self._shown(restored) if self.is_shown else ""
+                shown: Shown = self._shown(restored) if self.is_shown else {}
                 problem = "; ".join(dict.fromkeys(report.skipped_snapshots))
                 comparisons = self._compared(restored, digest, folder, is_finding=bool(problem))
             base_seconds = min(seconds, report.base_milliseconds / 1000)
@@ -232,14 +233,14 @@ class _Drill:
         load = self.action.facts.load
         return load is not None and any(one.is_same(version) for one in (load.base, *load.replay))
 
-    def _shown(self, restored: Restored) -> str | StatekeeperError:
+    def _shown(self, restored: Restored) -> Shown:
         """Digest the decoded rows, or return why they cannot be compared with Spark's."""
-        if self.contents is None or (restored.base is not None and restored.base.column_families):
-            return UnknownFormatVersion(
-                "it has column families, which this release does not compare with Spark's reader"
-            )
+        assert self.contents is not None  # a store was restored
+        opened, layout = self._opened(self.contents, restored), layout_or_bytes(self.contents, self.action.store)
+        if layout.unreadable is not None:
+            return layout.unreadable
         try:
-            return shown_digest(self._opened(self.contents, restored))
+            return shown_digests(opened)
         except (CorruptFile, UnknownFormatVersion) as error:
             return error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.checkpoint.lineage import LoadPlan
@@ -146,6 +147,10 @@ class DrillPlan:
         return sum(one.facts.predicted_seconds for one in self.drill)
 
 
+Shown: TypeAlias = Mapping[str | None, str] | StatekeeperError
+"""Digests of the decoded rows of a store by column family, None for a store without families; or why there are none."""
+
+
 @dataclass(frozen=True)
 class Differences:
     """Rows that differ from those of the comparison: missing, additional, and with another value.
@@ -198,7 +203,7 @@ class Drilled:
     base            the base of the load
     base_seconds    to fetch and open the base; `replay_seconds`: to replay the tail
     problem         why the store does not restore, or why its newest snapshot is unusable
-    shown           a digest of its decoded rows, to compare it with Spark's reader, or why there is none
+    shown           its decoded rows, to compare them with Spark's reader
     """
 
     action: DrillStore
@@ -209,7 +214,7 @@ class Drilled:
     replay_seconds: float = 0.0
     comparisons: tuple[Comparison, ...] = ()
     problem: str = ""
-    shown: str | StatekeeperError = ""
+    shown: Shown = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -1,0 +1,59 @@
+"""What a comparison with Spark's reader proves. `interop/test_drills_against_spark.py` makes it with Spark."""
+
+from __future__ import annotations
+
+from statekeeper.statestore.checkpoint.lineage import BaseKind, LoadPlan
+from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
+from statekeeper.statestore.maintenance.upkeep.drill import Drilled, DrillStore, Reason, StoreFacts, Verdict
+from statekeeper.statestore.maintenance.upkeep.drill.sparks import Seen, views
+
+FACTS = StoreFacts(
+    store=StorePath(0, 0),
+    version=VersionId(3),
+    load=LoadPlan(BaseKind.NOTHING, EMPTY, (VersionId(1), VersionId(2), VersionId(3)), ()),
+    no_older="it has no snapshot",
+)
+ROWS, OTHER_ROWS = "1:aa", "1:bb"
+
+
+def drilled(seen: Seen) -> Drilled:
+    action = DrillStore(facts=FACTS, reason=Reason.NEVER)
+    return Drilled(action=action, digest=ROWS, comparisons=(seen.comparison(2, is_copy=False),))
+
+
+def test_equal_rows_of_all_families_are_green() -> None:
+    seen = Seen({"total": ROWS})
+    seen.add("total", ROWS)
+    seen.add("of no row", "0:00000000000000000000000000000000")
+    found = drilled(seen)
+    assert found.verdict is Verdict.SAME
+    assert found.explained == "equal to 2 column families of Spark's reader at batch 2"
+
+
+def test_a_family_that_the_reader_does_not_show_is_named_and_not_green() -> None:
+    seen = Seen({"total": ROWS, "$ttl_total": ROWS})
+    seen.add("total", ROWS)
+    seen.unknown["$ttl_total"] = "the reader of Spark 4.1.4 does not show it; that of Spark 4.2 does"
+    found = drilled(seen)
+    assert (found.verdict, found.is_proved) == (Verdict.NOT_COMPARED, False)
+    assert "not all column families were compared: column family $ttl_total: the reader of Spark 4.1.4" in found.explained
+
+
+def test_a_family_that_differs_is_a_finding_beside_one_that_is_not_shown() -> None:
+    seen = Seen({"total": ROWS, "lost": ROWS})
+    seen.add("total", OTHER_ROWS)
+    seen.add("lost", "0:00000000000000000000000000000000")
+    seen.unknown["$ttl_total"] = "not shown"
+    found = drilled(seen)
+    assert found.verdict is Verdict.DIFFERS
+    assert found.explained == "differs from Spark's reader at batch 2, column family total: other rows"
+
+
+def test_each_family_is_read_once() -> None:
+    families = ["total", "$ttl_total", "$min_list", "$procTimers_keyToTimestamp", "$procTimers_timestampToKey"]
+    for operator in ("transformWithStateInPandasExec", "symmetricHashJoin", "an operator of a later Spark"):
+        shown = [family for view in views(operator, "default", families) for family in view.families]
+        assert sorted(shown, key=str) == sorted(families), operator
+    assert [view.options for view in views("symmetricHashJoin", "left-keyToNumValues", [None])] == [
+        (("storeName", "left-keyToNumValues"),)
+    ]
