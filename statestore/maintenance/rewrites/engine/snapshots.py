@@ -198,6 +198,23 @@ def tables_of(run: str, files: StoreFiles) -> tuple[str, ...]:
     return tuple(sorted(name for name in files.tables if name.endswith(_ending(run))))
 
 
+def delete_unpublished(work: Rewriting, stores: Iterable[StorePath]) -> None:
+    """Delete the tables with such names that no snapshot of these stores names: other attempts have uploaded them. Each
+    store has its published snapshot, so that no other attempt is published any more. One listing for each operator."""
+    storage, run = work.storage, work.begun.run
+    of_operators: dict[int, list[StorePath]] = {}
+    for store in stores:
+        of_operators.setdefault(store.operator, []).append(store)
+    for operator, its_stores in of_operators.items():
+        there = catalog.files(storage, f"{names.STATE}/{operator}")
+        storage.delete(
+            store.table_file(name)
+            for store in its_stores
+            for name in tables_of(run, there.of(store))
+            if name not in work.made[store].tables
+        )
+
+
 def _ending(run: str) -> str:
     return f"-{run}.sst"
 

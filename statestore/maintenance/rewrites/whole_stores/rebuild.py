@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from statekeeper.statestore.base.errors import AlreadyExists, CorruptFile, ObjectMissing
-from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.checkpoint.rewrite_journal import Made
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
@@ -32,7 +31,7 @@ from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.executors import Executor, Place, Task, results_of
 from statekeeper.statestore.maintenance.records.quarantine import copy_file
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, RewritePhase, StoppedStore
-from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build_each, table_name, tables_of
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import Skipped, build_each, table_name
 from statekeeper.statestore.maintenance.rewrites.engine.steps import Rewriting
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import (
     LoadedPart,
@@ -262,8 +261,8 @@ class ReadBackEach:
 def rebuild(work: Rewriting, planned: RewritePlan, group: StoreGroup, machine: Machine, read_rows: RowProgress) -> None:
     """Make the snapshots of a group. `read_rows`: of a load.
 
-    *Guarantee*: as `rebuild_here`. After a crash, the next run uses what the tasks have recorded. Raises as `rebuild_here`;
-    `TaskLost`.
+    *Guarantee*: as `rebuild_here`. After a crash, the next run uses what the tasks have recorded. Tables of attempts that
+    were not published stay: see `delete_unpublished`. Raises as `rebuild_here`; `TaskLost`.
     """
     executor = machine.executor
     if executor.is_here:
@@ -379,8 +378,6 @@ class _Elsewhere:
         at_once(publish, list(zip(targets, built, strict=True)))
         unread = [published[store] for store in self.group.targets if store not in work.made]
         build_each(work, ReadBackEach(root=work.storage, conf=conf), unread, executor=self.executor)
-        work.still_held()
-        self._delete_others(published)
 
     def _published(self, file: str, store: StorePath, built: BuiltTarget) -> PublishedSnapshot:
         """Give a snapshot its name. *Guarantee*: keeps the one that an interrupted run has published, which is then read
@@ -396,18 +393,6 @@ class _Elsewhere:
             if store.provider is Provider.ROCKSDB:
                 tables = tuple(one.dfs_name for one in read_snapshot(storage.read(path), path).metadata.tables)
         return PublishedSnapshot(store=store, version=version, made=Made(built.digest, tables))
-
-    def _delete_others(self, published: Mapping[StorePath, PublishedSnapshot]) -> None:
-        """Delete the tables that other attempts at these stores have uploaded. Each store has its published snapshot, so no
-        other attempt can be published any more."""
-        storage, run = self.work.storage, self.work.begun.run
-        there = catalog.files(storage, f"{names.STATE}/{self.group.operator}")
-        storage.delete(
-            store.table_file(name)
-            for store, one in published.items()
-            for name in tables_of(run, there.of(store))
-            if name not in one.made.tables
-        )
 
 
 def _there(storage: Storage, path: str) -> Entry:

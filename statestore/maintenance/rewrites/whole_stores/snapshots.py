@@ -19,7 +19,14 @@ from statekeeper.statestore.format.hdfs_backed import HdfsBackedWriter
 from statekeeper.statestore.format.limits import MOST_RECORD_BYTES
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.provider import Provider
-from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, TableFile, encode_snapshot, is_small_file
+from statekeeper.statestore.format.snapshot import (
+    Snapshot,
+    SnapshotMetadata,
+    TableFile,
+    encode_snapshot,
+    is_small_file,
+    read_snapshot,
+)
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine
 from statekeeper.statestore.maintenance.rewrites.engine.snapshots import make_each, table_name, tables_of
@@ -140,7 +147,10 @@ class RocksDbSnapshots:
         files = catalog.files(self.storage, target.folder).of(target)
         tables = tables_of(run, files)
         # An interrupted run may have published the snapshot, or only a part of its tables. A snapshot is compared below.
-        if version not in files.snapshots:
+        if version in files.snapshots:
+            path = target.snapshot(version)
+            tables = tuple(one.dfs_name for one in read_snapshot(self.storage.read(path), path).metadata.tables)
+        else:
             self.storage.delete(target.table_file(name) for name in tables)
             rows, header = RowsDigest.parse(digest).rows, self.begun.header
             body, tables = self.new.upload(

@@ -23,6 +23,7 @@ from statekeeper.statestore.format.provider import Provider
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine.commit import has_gone_on, is_rewritten
 from statekeeper.statestore.maintenance.rewrites.engine.model import Machine, ProgressCallback, RewritePhase
+from statekeeper.statestore.maintenance.rewrites.engine.snapshots import delete_unpublished
 from statekeeper.statestore.maintenance.rewrites.engine.steps import RewriteSteps, Rewriting
 from statekeeper.statestore.maintenance.rewrites.whole_stores import batch, evolve, file_sink, head
 from statekeeper.statestore.maintenance.rewrites.whole_stores.load import RowProgress, require_intact
@@ -82,6 +83,10 @@ class WholeStoreSteps(RewriteSteps[RewritePlan]):
         for group in missing:
             work.still_held()
             rebuild(work, planned, group, machine, read_rows)
+        if planned.half_done is not None or not machine.executor.is_here:
+            # A run that was killed may have left some in groups that are complete.
+            work.still_held()
+            delete_unpublished(work, (store for group in planned.groups for store in group.targets))
 
     def commit(self, work: Rewriting, planned: RewritePlan, machine: Machine) -> RewritePhase:
         appends_batch = work.begun.appends_batch

@@ -15,6 +15,7 @@ from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing
 from statekeeper.statestore.checkpoint import rewrite_journal
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.provider import Provider
+from statekeeper.statestore.format.snapshot import read_snapshot
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.rewrites.engine import Progress, RewritePhase
 from statekeeper.statestore.maintenance.rewrites.whole_stores import Convert, Goal
@@ -145,10 +146,42 @@ def test_two_attempts_at_each_task_at_once_write_the_same_rows_and_leave_nothing
     assert all_rows(checkpoint) == before
     clean(storage, tmp_path)
     assert left_behind(storage) == []
+    assert unnamed_tables(storage) == set()
+
+
+def unnamed_tables(storage: Storage) -> set[str]:
+    """The tables of the newest rewrite that no snapshot of it names."""
     newest = rewrite_journal.newest_journal(storage)
     assert newest is not None
-    run, named = newest.begun.run, {name for made in newest.made.values() for name in made.tables}
-    assert {entry.path.rpartition("/")[2] for entry in storage.list("state") if run in entry.path} == named
+    run = f"-{newest.begun.run}.sst"
+    named = {
+        table.dfs_name
+        for store, version in newest.begun.stores.items()
+        if store.provider is Provider.ROCKSDB and storage.stat(store.snapshot(version)) is not None
+        for table in read_snapshot(storage.read(store.snapshot(version)), "").metadata.tables
+    }
+    return {name for entry in storage.list("state") if (name := entry.path.rpartition("/")[2]).endswith(run)} - named
+
+
+@pytest.mark.parametrize("dies_at", ["made-0-0", "made-0-4"], ids=["one store is noted", "all stores are noted"])
+@pytest.mark.parametrize("is_here", [False, True], ids=["elsewhere", "here"])
+def test_the_next_run_deletes_the_tables_of_other_attempts_that_a_killed_one_has_left(
+    is_here: bool, dies_at: str, tmp_path: Path
+) -> None:
+    checkpoint = unpacked(AGGREGATION, tmp_path)
+    storage, before = open_storage(str(checkpoint)), all_rows(checkpoint)
+
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.AFTER if request.kind in WRITES and dies_at in request.path else None
+
+    with pytest.raises(SimulatedCrash):
+        rescale(Dying(storage), 5, tmp_path, cluster=elsewhere(sends=False, workers=1, twice=True))
+    assert unnamed_tables(storage) != set()
+    rescale(storage, 5, tmp_path, clock=after_the_dead(), cluster=None if is_here else elsewhere())
+    assert unnamed_tables(storage) == set()
+    assert all_rows(checkpoint) == before
+    clean(storage, tmp_path)
 
 
 def zips(storage: Storage) -> list[str]:
