@@ -205,8 +205,8 @@ def _is_present(gathered: CloneFacts, file: CopyFile) -> bool:
         return is_of_size and file.part is Part.STATE and gathered.structure is Structure.V2
     if file.part is Part.STATE and mirror_names.is_final(file.path):
         return True  # the source may have damaged its file
-    # The mirror compares the newest logs.
-    return is_of_size and (file.part is not Part.STATE or marks.get(file.path) == mark(file.entry))
+    # The mirror compares the newest logs. After a rewind, an entry of a source has its name again, and may have its size.
+    return is_of_size and (file.is_log or marks.get(file.path) == mark(file.entry))
 
 
 # -- rewritten files ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from statekeeper.statestore.base.errors import ObjectMissing
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.format import names
+from statekeeper.statestore.format import mirror_names, names
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.maintenance.copies.clones import CopyFile
 from statekeeper.statestore.storage import Kind, Storage, open_storage
@@ -17,10 +17,12 @@ from tests.support.audits import audited
 from tests.support.clones import FEW_KINDS, FULL, Roots, made, own
 from tests.support.crashes import put_again
 from tests.support.crashes.copies import require_right_clone
-from tests.support.faulty_storage import Fault, FaultyStorage, SimulatedCrash
+from tests.support.faulty_storage import Fault, FaultyStorage, Request, SimulatedCrash
+from tests.support.file_sources import read_file, read_files
 from tests.support.maintainers import MAINTAINER
 from tests.support.mirrors import mirrored, require_right
 from tests.support.rewinds import rewound
+from tests.support.switching import WRITES
 
 _LOGS = (names.OFFSETS, names.COMMITS)
 
@@ -95,6 +97,63 @@ def test_an_offset_that_the_source_deletes_during_a_run_leaves_the_logs_of_the_m
     with pytest.raises(ObjectMissing):
         verbs.mirror.execute(source, destination, prepared, MAINTAINER, scratch=tmp_path, copied=delete)
     assert (destination.list(names.OFFSETS), destination.list(names.COMMITS)) == logs
+
+
+def test_a_file_that_a_stalled_copy_creates_after_an_interrupted_run_is_copied_again(
+    disks: Roots, tmp_path: Path
+) -> None:
+    """The file has the name and the size of the one in the source, which was rewound after the stalled copy read it."""
+    source, destination = disks
+    query = made(source, tmp_path, "native", Structure.V1, in_batch_logs=False)
+    mirrored(source, destination, tmp_path, stopped=True)
+    before = {entry.path for entry in source.list("")}
+    query.grow(1)
+    query.snapshot()
+    with pytest.raises(SimulatedCrash):
+        mirrored(source, _dying_after(destination, mirror_names.MIRRORED), tmp_path, stopped=True)
+    _release(source)
+    _release(destination)
+    new = [entry for entry in source.list(names.STATE) if entry.path not in before and not _is_final(entry.path)]
+    assert {entry.path.rpartition(".")[2] for entry in new} >= {"changelog", "zip"}
+    for entry in new:
+        destination.create(entry.path, bytes(entry.size_bytes))
+    mirrored(source, destination, tmp_path, stopped=True)
+    assert [one.path for one in new if destination.read(one.path) != source.read(one.path)] == []
+    assert require_right(query, destination, tmp_path / "whole") == 8
+
+
+def test_an_entry_of_a_source_that_was_written_again_with_its_size_is_copied_again(
+    disks: Roots, tmp_path: Path
+) -> None:
+    source, destination = disks
+    query = own(source, tmp_path)
+    read_files(source, "clicks")
+    mirrored(source, destination, tmp_path)
+    query.grow(1)
+    read_file(source, 8, "clicks")
+    with pytest.raises(SimulatedCrash):
+        mirrored(source, _dying_after(destination, f"{names.SOURCES}/clicks/8"), tmp_path)
+    _release(source)
+    _release(destination)
+    path = f"{names.SOURCES}/clicks/8"
+    body = source.read(path)
+    assert destination.read(path) == body
+    source.delete([path])
+    source.create(path, body.replace(b"8", b"9"))
+    mirrored(source, destination, tmp_path)
+    assert destination.read(path) == source.read(path) != body
+
+
+def _is_final(path: str) -> bool:
+    return mirror_names.is_final(path) or names.parse_store_path(path.removesuffix(names.SIDECAR)) is None
+
+
+def _dying_after(storage: Storage, path: str) -> Storage:
+    class Dying(FaultyStorage):
+        def _fault_of(self, request: Request) -> Fault | None:
+            return Fault.AFTER if request.kind in WRITES and request.path.startswith(path) else None
+
+    return Dying(storage)
 
 
 def _release(storage: Storage) -> None:
