@@ -26,6 +26,7 @@
         retained.json           the findings of the last retention pass
         verified.json           the snapshot files that retention has read in full
         drills.json             the last drill of each store: its rows as a digest, and its seconds
+        useless_merges.json     merges of a sink table that would leave as many files
         aside/<run>/<path>      quarantine: the original of a file that a repair or a switchover moved or changed
         aside/<run>.json        the position of the query at that time
         switchover/<number>/begun.json, ended.json, made-<operator>-<partition>-<store>.json
@@ -63,6 +64,7 @@ CLONED = f"{CONTROL}/cloned.json"
 RETAINED = f"{CONTROL}/retained.json"
 VERIFIED = f"{CONTROL}/verified.json"
 DRILLS = f"{CONTROL}/drills.json"
+USELESS_MERGES = f"{CONTROL}/useless_merges.json"
 QUARANTINE = f"{CONTROL}/aside"
 SWITCHOVERS = f"{CONTROL}/switchover"
 TEMPORARY = "_statekeeper/tmp"

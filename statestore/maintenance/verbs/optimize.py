@@ -12,6 +12,7 @@ from statekeeper.statestore.base.enum_codes import code
 from statekeeper.statestore.base.errors import StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.checkpoint.origin import origin_of
+from statekeeper.statestore.maintenance.records import useless_merges
 from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import (
@@ -151,7 +152,7 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
         if planned.needs_stopped and not plan.plan.needs_stopped:
             # Whether the query is stopped was not looked up, as the first plan did not need it.
             planned = replace(planned, bins=())
-        return sink_tables.execute(
+        made = sink_tables.execute(
             gathered,
             work.lease.guarded(plan.destination),
             planned,
@@ -161,6 +162,11 @@ class Optimize(Verb[PlannedSink, Merged | Removed, Optimized]):
             ids=run.by.ids,
             told=work.tell,
         )
+        # Merges of files that are gone are forgotten.
+        useless = made.useless | {one.digest(self._policy.file_bytes) for one in planned.useless}
+        if self._policy.compacts and useless != gathered.useless:
+            useless_merges.replace(work.storage, gathered.table, useless)
+        return made
 
     def report(self, prepared: PreparedSink) -> Report:
         """Report the files by their rule, the merges, and what a rewind needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -43,7 +43,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """Merges that ended together. `version`: of the table after their commit; None without one."""
+    """Merges that ended together. `version`: of the table after their commit; None without one; `digests`: of useless
+    ones."""
 
     outcome: Outcome
     bins: int
@@ -52,6 +53,7 @@ class Merged:
     made: int
     made_bytes: int
     version: int | None
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,11 @@ class Optimized:
     def committed(self) -> tuple[Merged, ...]:
         """The merges that are in the table."""
         return tuple(one for one in self.merges if one.outcome is Outcome.COMMITTED)
+
+    @property
+    def useless(self) -> frozenset[str]:
+        """The digests of the merges that would have left as many files."""
+        return frozenset(digest for one in self.merges for digest in one.digests)
 
     @property
     def conflicts(self) -> tuple[Merged, ...]:
@@ -105,7 +112,9 @@ def execute(
     with work_folder(scratch, "optimize") as folder:
         for some in _parts(planned.bins, _BINS):
             made = [(one, merged(table, one, folder, file_bytes=file_bytes, clock=clock, ids=ids)) for one in some]
-            for step in chain(_useless(table, made), _commit(log, [one for one in made if _is_useful(*one)], clock)):
+            for step in chain(
+                _useless(table, made, file_bytes), _commit(log, [one for one in made if _is_useful(*one)], clock)
+            ):
                 merges.append(step)
                 told(step)
     for deletions in _parts(planned.deletions, DELETE_BATCH):
@@ -172,12 +181,13 @@ def _is_useful(one: MergeBin, files: Sequence[DataFile]) -> bool:
     return len(files) < len(one.files)
 
 
-def _useless(table: Storage, made: _Made) -> Iterator[Merged]:
+def _useless(table: Storage, made: _Made, file_bytes: int) -> Iterator[Merged]:
     """Drop the merges after which the table would not have fewer files."""
     dropped = [(one, files) for one, files in made if not _is_useful(one, files)]
     if dropped:
         table.delete([file.path for _, files in dropped for file in files])
-        yield _step(Outcome.USELESS, dropped, None)
+        digests = tuple(one.digest(file_bytes) for one, _ in dropped)
+        yield replace(_step(Outcome.USELESS, dropped, None), digests=digests)
 
 
 def _commit(log: _Tail, made: _Made, clock: Clock) -> Iterator[Merged]:

@@ -21,7 +21,7 @@ from statekeeper.statestore.contents.delta_logs import BatchSearch, ListedLog
 from statekeeper.statestore.format import delta_log, logs, names
 from statekeeper.statestore.format.delta_log import TableHistory
 from statekeeper.statestore.format.untrusted import BAD_VALUES
-from statekeeper.statestore.maintenance.records import former_queries
+from statekeeper.statestore.maintenance.records import former_queries, useless_merges
 from statekeeper.statestore.maintenance.upkeep.sink_tables.model import SinkFacts, SinkPolicy, Unmergeable
 from statekeeper.statestore.root import attempts, binding
 from statekeeper.statestore.storage import OpenedObject, Storage, at_once
@@ -60,7 +60,7 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
 
     Requests: listings of the commits, of the history and of the whole folder of the table; the binding; one for each
     attempt at the next batch; one for each commit of the table since the oldest version that stays readable, and for the
-    checkpoint before it; one for each earlier rewind.
+    checkpoint before it; one for each earlier rewind; one for the record of useless merges.
 
     Raises `NotACheckpoint` for a root without a committed batch and for a location without a table; `CorruptFile`,
     `UnknownFormatVersion`, `StorageError`.
@@ -120,6 +120,7 @@ def gather(root: Storage, table: Storage, policy: SinkPolicy, *, clock: Clock) -
         listed=tuple(one for one in entries if not one.path.startswith(inside)),
         keep_seconds=keep,
         now_seconds=now,
+        useless=useless_merges.read(root, table.url),
     )
 
 

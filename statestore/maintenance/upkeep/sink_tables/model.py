@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -71,6 +72,13 @@ class MergeBin:
 
     files: tuple[LoggedFile, ...]
 
+    def digest(self, file_bytes: int) -> str:
+        """Identify the merge of these files into files of this size."""
+        found = hashlib.blake2b(f"{file_bytes}".encode(), digest_size=16)
+        for path in sorted(one.file.path for one in self.files):
+            found.update(b"\0" + path.encode())
+        return found.hexdigest()
+
     @property
     def size_bytes(self) -> int:
         return sum(one.file.size_bytes for one in self.files)
@@ -101,6 +109,7 @@ class SinkFacts:
     interrupted     files that the record of a batch which is not committed names
     listed          all files in the folder of the table without its log
     keep_seconds    the time for readers: the longer one of the policy and the table; None if the table has an unknown one
+    useless         the digests of merges that earlier runs have found to leave as many files
     """
 
     root: str
@@ -125,6 +134,7 @@ class SinkFacts:
     listed: tuple[Entry, ...]
     keep_seconds: float | None
     now_seconds: float
+    useless: frozenset[str] = frozenset()
 
     @property
     def features(self) -> frozenset[str]:
@@ -142,6 +152,7 @@ class SinkPlan:
     """The merges and deletions.
 
     bins          the files to merge
+    useless       merges that are left out, because earlier runs have found them to leave as many files
     verdicts      the decisions about all files in the folder of the table
     kept_from     the oldest version that stays readable
     small_files   of the newest version
@@ -154,6 +165,7 @@ class SinkPlan:
     verdicts: tuple[FileVerdict, ...]
     kept_from: int
     small_files: int
+    useless: tuple[MergeBin, ...] = ()
     findings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     needs_stopped: bool = False

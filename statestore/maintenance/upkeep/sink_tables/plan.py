@@ -68,7 +68,9 @@ def plan(facts: SinkFacts, policy: SinkPolicy, *, stopped: bool = False) -> Sink
     """Plan. `stopped`: a person confirms that the query is stopped."""
     small = [one for one in facts.live if _is_small(one, policy)]
     waits = facts.unmergeable is not None and not stopped
-    bins = tuple(_bins(small, policy)) if policy.compacts and not waits else ()
+    found = {one.digest(policy.file_bytes): one for one in (_bins(small, policy) if policy.compacts else ())}
+    useless = tuple(one for digest, one in found.items() if digest in facts.useless)
+    bins = () if waits else tuple(one for digest, one in found.items() if digest not in facts.useless)
     refusals = tuple(_refusals(facts, policy, has_bins=bool(bins)))
     kept_from = _kept_from(facts)
     return SinkPlan(
@@ -76,8 +78,9 @@ def plan(facts: SinkFacts, policy: SinkPolicy, *, stopped: bool = False) -> Sink
         verdicts=tuple(_verdicts(facts, kept_from)) if policy.vacuums else (),
         kept_from=kept_from,
         small_files=len(small),
+        useless=useless,
         findings=tuple(_findings(facts)),
-        notes=tuple(_notes(facts, policy, has_small=bool(small))),
+        notes=tuple(_notes(facts, policy, useless, has_small=bool(small))),
         needs_stopped=facts.unmergeable is not None and bool(bins),
         refusals=refusals,
     )
@@ -244,7 +247,10 @@ def _findings(facts: SinkFacts) -> Iterator[str]:
             )
 
 
-def _notes(facts: SinkFacts, policy: SinkPolicy, *, has_small: bool) -> Iterator[str]:
+def _notes(facts: SinkFacts, policy: SinkPolicy, useless: Sequence[MergeBin], *, has_small: bool) -> Iterator[str]:
+    if useless:
+        files = counted(sum(len(one.files) for one in useless), "small file")
+        yield f"{files} in {counted(len(useless), 'merge')} stay: an earlier run found that they would not become fewer"
     if facts.unmergeable is not None and policy.compacts and has_small:
         yield f"{facts.unmergeable.value}. Small files are merged only while the query is stopped, with --confirm-stopped"
 

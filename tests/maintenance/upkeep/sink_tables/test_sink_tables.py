@@ -17,6 +17,7 @@ from deltalake.schema import PrimitiveType
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import NotACheckpoint, RefusedAsUnsafe, UnsupportedTable
 from statekeeper.statestore.format import logs, names
+from statekeeper.statestore.maintenance.records import useless_merges
 from statekeeper.statestore.maintenance.rollback import rewind
 from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized, Outcome
@@ -443,7 +444,7 @@ def test_a_merge_that_the_second_plan_needs_a_stopped_query_for_is_left_out(made
     assert (small.opened().version(), left.exists()) == (version, False)
 
 
-def test_a_merge_after_which_there_are_not_fewer_files_is_dropped(tmp_path: Path) -> None:
+def test_a_merge_after_which_there_are_not_fewer_files_is_dropped_and_not_planned_again(tmp_path: Path) -> None:
     made = written(tmp_path, 0)
     for batch in range(4):
         made.write(batch)
@@ -463,6 +464,22 @@ def test_a_merge_after_which_there_are_not_fewer_files_is_dropped(tmp_path: Path
     done = optimized(made, tmp_path / "scratch")
     assert ([one.outcome for one in done.merges], done.conflicts) == ([Outcome.USELESS], ())
     assert (made.opened().version(), made.data_files()) == (version, before)
+    again = planned(made, tmp_path / "scratch")
+    assert (again.plan.plan.bins, again.plan.plan.small_files, again.verb.has_work(again.plan)) == (
+        (),
+        len(before),
+        False,
+    )
+    assert f"{len(before)} small files in 1 merge stay" in again.report().lines[0]
+    for record in (b"", b"{"):
+        made.root.storage.replace(names.USELESS_MERGES, record)
+        assert planned(made, tmp_path / "scratch").plan.plan.merged_files == len(before), (
+            "a damaged record costs a merge"
+        )
+    optimized(made, tmp_path / "scratch")
+    made.write(4)
+    assert [one.outcome for one in optimized(made, tmp_path / "scratch").merges] == [Outcome.COMMITTED]
+    assert useless_merges.read(made.root.storage, made.table.url) == frozenset(), "the files are gone"
 
 
 def test_a_table_in_a_bucket_is_merged_and_cleaned(made: WrittenRoot, tmp_path: Path, s3_server: S3Server) -> None:
