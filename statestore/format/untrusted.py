@@ -125,8 +125,3 @@ def json_object(data: bytes, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptFile("is JSON, but not an object", path=path, hint=RESTORE)
     return value
-
-
-def json_lines(data: bytes, path: str) -> list[dict[str, Any]]:
-    """Parse one JSON object per line. Raises `CorruptFile` if a line contains anything else."""
-    return [json_object(line, path) for line in data.splitlines()]

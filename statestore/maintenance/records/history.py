@@ -14,13 +14,13 @@ from typing import Annotated, Any, Self, TypeAlias
 import msgspec
 
 from statekeeper.statestore.base.clock import Clock
-from statekeeper.statestore.base.errors import CorruptFile, StatekeeperError
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, StatekeeperError
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format import json_records, names
 from statekeeper.statestore.format.json_records import Count, Record, UnixSeconds
 from statekeeper.statestore.format.names import StoreFileKind, StorePath, VersionId
-from statekeeper.statestore.format.untrusted import json_lines
-from statekeeper.statestore.storage import Entry, Storage, read_or_none
+from statekeeper.statestore.format.untrusted import json_object
+from statekeeper.statestore.storage import Entry, Storage, read_lines
 
 Json: TypeAlias = dict[str, Any]
 """A JSON object."""
@@ -335,12 +335,27 @@ def recorded(storage: Storage, verb: str, run: str, plan: Iterable[Json], clock:
 
 
 def read(storage: Storage, path: str) -> list[HistoryRecord]:
-    """Read the records of one file, without the end of the run; none if the file is missing. One request.
+    """Read the records of one file, as `records`."""
+    return list(records(storage, path))
+
+
+def records(storage: Storage, path: str) -> Iterator[HistoryRecord]:
+    """Read the records of one file, without the end of the run, one after another; none if the file is missing. One request
+    for each 4 MiB.
 
     A malformed line of an outcome is skipped. A malformed line of a plan raises an error, because a reader that misses a
     planned action would miss its effect. Raises `CorruptFile`, `StorageError`.
     """
-    return list(_records(storage, path))
+    verb, part = names.parse_history(path) or ("", "")
+    with suppress(ObjectMissing):
+        for line in read_lines(storage, path):
+            try:
+                found = decode(verb, part, json_object(line, path))
+                if not isinstance(found, EndedRun):
+                    yield found
+            except ValueError as error:
+                if part != "outcome":
+                    raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error
 
 
 def newest_outcome(storage: Storage, verb: str) -> list[HistoryRecord]:
@@ -381,15 +396,3 @@ def started_seconds(path: str) -> float | None:
         return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None  # not a time that a run wrote
-
-
-def _records(storage: Storage, path: str) -> Iterator[HistoryRecord]:
-    verb, part = names.parse_history(path) or ("", "")
-    for line in json_lines(read_or_none(storage, path) or b"", path):
-        try:
-            found = decode(verb, part, line)
-            if not isinstance(found, EndedRun):
-                yield found
-        except ValueError as error:
-            if part != "outcome":
-                raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error

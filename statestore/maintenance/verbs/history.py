@@ -12,14 +12,15 @@ runs that are not there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from statekeeper.statestore.base.clock import Clock, Ids
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import ObjectMissing, StatekeeperError
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.base.redaction import redacted
 from statekeeper.statestore.format import names
@@ -33,6 +34,7 @@ from statekeeper.statestore.maintenance.copies.history_tables import (
     HistoryTable,
     HistoryWriter,
     KeptRun,
+    Lines,
     RunFiles,
     RunKey,
     Written,
@@ -52,7 +54,7 @@ from statekeeper.statestore.maintenance.verbs.config import (
 )
 from statekeeper.statestore.maintenance.verbs.health import Health, look
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table
-from statekeeper.statestore.storage import Storage, StorageSpec, at_once, read_or_none
+from statekeeper.statestore.storage import Entry, Storage, StorageSpec, at_once, open_storage, read_lines
 from statekeeper.statestore.storage.query_metrics import Prices
 from statekeeper.statestore.store.engine.scratch import work_folder
 
@@ -62,7 +64,7 @@ _RUNS, _STEPS, _HEALTH = "runs", "steps", "health"
 _SCHEMAS = {_STEPS: (STEPS, "run_outcome"), _RUNS: (RUNS, "outcome"), _HEALTH: (HEALTH, "outcome")}
 """The columns and the column with the outcome of each table, in the order of the commits."""
 _READ_AT_ONCE, _BYTES_AT_ONCE = 200, 16 * 1024 * 1024
-"""Runs whose records are in memory, and the bytes of these records; a larger run is read alone."""
+"""Runs whose records are in memory, and the bytes of these records. A larger record is on the local disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +258,7 @@ def execute(
         }
         for name, source in facts.sources.items():
             try:
-                for run, row, steps, unreadable in _read(source, planned.runs.get(name, ())):
+                for run, row, steps, unreadable in _read(source, planned.runs.get(name, ()), scratch):
                     key = (source.url, run.name)
                     writers[_STEPS].add(key, steps)
                     writers[_RUNS].add(key, [row])
@@ -278,18 +280,27 @@ def execute(
 
 
 def _read(
-    source: Source, runs: Sequence[RunFiles]
+    source: Source, runs: Sequence[RunFiles], scratch: Path
 ) -> Iterator[tuple[RunFiles, dict[str, Any], Iterator[dict[str, Any]], Sequence[history_tables.Unreadable]]]:
     for some in read_together(runs):
-        found: dict[str, bytes | None] = {}
+        found: dict[str, Lines | None] = {}
+        with work_folder(scratch, "history") as folder:
+            here = open_storage(str(folder))
 
-        def read(path: str, found: dict[str, bytes | None] = found) -> None:
-            found[path] = read_or_none(source.storage, path)
+            def read(entry: Entry, found: dict[str, Lines | None] = found, here: Storage = here) -> None:
+                found[entry.path] = None
+                with suppress(ObjectMissing):
+                    if entry.size_bytes <= _BYTES_AT_ONCE:
+                        found[entry.path] = source.storage.read(entry.path).splitlines
+                    else:
+                        name = entry.path.rpartition("/")[2]
+                        source.storage.download(entry.path, folder / name)
+                        found[entry.path] = partial(read_lines, here, name)
 
-        at_once(read, [one.path for run in some for one in (run.plan, run.outcome) if one is not None])
-        for run in some:
-            plan, outcome = (None if one is None else found.pop(one.path) for one in (run.plan, run.outcome))
-            yield run, *run_rows(source.about, run, plan, outcome)
+            at_once(read, [one for run in some for one in (run.plan, run.outcome) if one is not None])
+            for run in some:
+                plan, outcome = (None if one is None else found.pop(one.path) for one in (run.plan, run.outcome))
+                yield run, *run_rows(source.about, run, plan, outcome)
 
 
 def read_together(runs: Sequence[RunFiles]) -> Iterator[list[RunFiles]]:

@@ -280,21 +280,23 @@ def _growth(storage: Storage, runs: Sequence[RunFiles], now: tuple[float, int]) 
 def _collected(storage: Storage, runs: Sequence[RunFiles]) -> Collected:
     """Sum the deletions of the newest runs of gc."""
     ended = [run for run in runs if run.verb == "gc" and run.outcome is not None][-_MOST_COLLECTIONS:]
-    found: dict[str, Sequence[DeletedFiles]] = {}
+    found: dict[str, tuple[int, int]] = {}
 
     def read(run: RunFiles) -> None:
         assert run.outcome is not None
         with suppress(CorruptFile):
-            lines = history.read(storage, run.outcome.path)
-            found[run.name] = [line for line in lines if isinstance(line, DeletedFiles)]
+            files = size_bytes = 0
+            for line in history.records(storage, run.outcome.path):
+                if isinstance(line, DeletedFiles):
+                    files, size_bytes = files + line.files, size_bytes + line.bytes
+            found[run.name] = (files, size_bytes)
 
     at_once(read, ended)
-    deleted = [line for lines in found.values() for line in lines]
     return Collected(
         runs=len(ended),
         since_seconds=ended[0].started_seconds if ended else None,
-        files=sum(line.files for line in deleted),
-        bytes=sum(line.bytes for line in deleted),
+        files=sum(files for files, _ in found.values()),
+        bytes=sum(size_bytes for _, size_bytes in found.values()),
     )
 
 
@@ -304,7 +306,7 @@ def _changes(storage: Storage, runs: Sequence[RunFiles]) -> Iterator[ChangeOverv
     for run in [run for run in runs if run.verb in CHANGES_STATE][-_MOST_CHANGES:]:
         plan = None if run.plan is None else _first_lines(storage, run.plan)
         outcome = None if run.outcome is None else _last_lines(storage, run.outcome)
-        row, steps, _ = run_rows(about, run, plan, outcome)
+        row, steps, _ = run_rows(about, run, *(None if data is None else data.splitlines for data in (plan, outcome)))
         first: Json = next((json.loads(step["record"]) for step in steps if step["part"] == "plan"), {})
         yield ChangeOverview(
             started_seconds=run.started_seconds,
@@ -367,17 +369,23 @@ def _runs(storage: Storage, listed: Iterable[Entry]) -> Iterable[RunOverview]:
         started, (verb, _) = history.started_seconds(path), names.parse_history(path) or ("", "")
         if started is None:
             continue
+        lines, failed, stores = 0, None, dict[StorePath, DrilledStore]()
         try:
-            lines = history.read(storage, path)
+            for line in history.records(storage, path):
+                lines += 1
+                if isinstance(line, FailedRun):
+                    failed = failed or line.failed
+                elif isinstance(line, DrilledStore):
+                    # The comparison with Spark's reader gives a store a second line.
+                    stores[line.store] = line
         except CorruptFile:
-            lines = []
-        # The comparison with Spark's reader gives a store a second line.
-        drilled = list({line.store: line for line in lines if isinstance(line, DrilledStore)}.values())
+            lines, failed, stores = 0, None, {}
+        drilled = stores.values()
         yield RunOverview(
             started_seconds=started,
             verb=verb,
-            records=len(lines),
-            failed=next((line.failed for line in lines if isinstance(line, FailedRun)), None),
+            records=lines,
+            failed=failed,
             stores=len(drilled),
             predicted_seconds=sum(line.predicted_seconds for line in drilled),
             seconds=sum(line.seconds for line in drilled),

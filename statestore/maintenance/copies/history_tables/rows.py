@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from statekeeper.statestore.base.errors import CorruptFile
 from statekeeper.statestore.format import names
-from statekeeper.statestore.format.untrusted import json_lines
+from statekeeper.statestore.format.untrusted import json_object
 from statekeeper.statestore.maintenance.records import history
 from statekeeper.statestore.maintenance.records.history import EndedRun, Json
 from statekeeper.statestore.storage import Entry
@@ -191,13 +192,23 @@ class Unreadable:
     problem: str
 
 
+Lines: TypeAlias = Callable[[], Iterable[bytes]]
+"""Gives the lines of a record, as often as it is called."""
+
+
 def run_rows(
-    about: About, run: RunFiles, plan: bytes | None, outcome: bytes | None
+    about: About, run: RunFiles, plan: Lines | None, outcome: Lines | None
 ) -> tuple[Row, Iterator[Row], list[Unreadable]]:
-    """Return the row of a run, the rows of its steps, and what is unreadable. `plan`, `outcome`: the bytes of its records;
-    None for a missing one. A row of a step has several times the size of its line, so that they are made one by one."""
+    """Return the row of a run, the rows of its steps, and what is unreadable. `plan`, `outcome`: its records; None for a
+    missing one.
+
+    A plan may have a line for each file of a root, so that one line is in memory at a time: the records are read here, and
+    once more for the rows of the steps.
+    """
     problems: list[Unreadable] = []
-    planned, done = (_lines(data, entry, problems) for data, entry in ((plan, run.plan), (outcome, run.outcome)))
+    done, of_outcome = _added(_Done, outcome, run.outcome, problems)
+    # Whether a planned file was deleted depends on the outcome.
+    planned, of_plan = _added(lambda: _Planned(run.verb, done.spared), plan, run.plan, problems)
     row = {
         **about.row,
         "run": run.name,
@@ -212,11 +223,9 @@ def run_rows(
         of_run |= {"outcome": DAMAGED, "error_code": CorruptFile.code, "error": problems[0].problem}
     elif outcome is None:
         of_run["outcome"] = UNFINISHED
-    fate = None
-    if run.verb in _DELETES and outcome is not None:
-        fate = _fates(planned, done, by_store=run.verb != "optimize")
+    fate = _fates(planned, done) if run.verb in _DELETES and outcome is not None else None
     head = {**row, "run_outcome": of_run["outcome"]}
-    return row | of_run, _steps(head, planned, done, fate), problems
+    return row | of_run, _steps(head, of_plan, of_outcome, fate), problems
 
 
 def _steps(
@@ -230,34 +239,134 @@ def _steps(
             yield step
 
 
-def _lines(data: bytes | None, entry: Entry | None, problems: list[Unreadable]) -> list[Json]:
+class _Sums(Protocol):
+    def add(self, line: Json) -> None:
+        """Add a line of a record."""
+
+
+_Summed = TypeVar("_Summed", bound=_Sums)
+
+
+def _added(
+    begin: Callable[[], _Summed], lines: Lines | None, entry: Entry | None, problems: list[Unreadable]
+) -> tuple[_Summed, Iterable[Json]]:
+    """Return the sums of a record, and its lines; those of an empty one if the record is missing or damaged."""
+    found = begin()
     if entry is None:
-        return []
-    if data is None:
+        return found, ()
+    if lines is None:
         problems.append(Unreadable(f"{entry.path}: was deleted before it was read"))
-        return []
+        return found, ()
     try:
-        return json_lines(data, entry.path)
+        for line in lines():
+            found.add(json_object(line, entry.path))
     except CorruptFile as error:
         problems.append(Unreadable(str(error)))
-        return []
+        return begin(), ()
+    return found, (json_object(line, entry.path) for line in lines())
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def _figures(run: RunFiles, planned: Sequence[Json], done: Sequence[Json], prices: Prices) -> Row:
+@dataclass
+class _Planned:
+    """Sums of the lines of a plan. `spared`: the files that the outcome names as spared.
+
+    head    the first line with the size of the stores
+    files   the number of files to delete; `left`: of each store, without spared ones
+    """
+
+    verb: str
+    spared: AbstractSet[str]
+    lines: int = 0
+    batch: int | None = None
+    head: Json = field(default_factory=dict)
+    files: int = 0
+    left: Counter[str | None] = field(default_factory=Counter)
+
+    def add(self, line: Json) -> None:
+        self.lines += 1
+        self.batch = _later(self.batch, _batch(line))
+        if "head" in line and not self.head:
+            self.head = line
+        if "delete" in line:
+            self.files += 1
+            if _path(line) not in self.spared:
+                self.left[self.store_of(line)] += 1
+
+    def store_of(self, line: Json) -> str | None:
+        """The store of a file to delete; None for a file of no store."""
+        place = None if self.verb == "optimize" else names.parse_place(str(line["delete"]))
+        return None if place is None else str(place[0])
+
+
+@dataclass
+class _Done:
+    """Sums of the lines of an outcome, without that of its end.
+
+    failed, error  the line with the error of the run, and the first one with the error of a step
+    deleted        the number of deleted files of each store
+    drilled        the verdict, the measured and the predicted seconds of each store, from its last line: a comparison with
+                   Spark's reader adds a second one
+    """
+
+    lines: int = 0
+    batch: int | None = None
+    end: Json | None = None
+    failed: Json | None = None
+    error: Json | None = None
+    errors: int = 0
+    deleted: Counter[str | None] = field(default_factory=Counter)
+    files: int = 0
+    bytes: int = 0
+    spared: set[str] = field(default_factory=set)
+    taken: int = 0
+    uploaded_bytes: int = 0
+    drilled: dict[str, tuple[object, float, float]] = field(default_factory=dict)
+    not_started: int = 0
+
+    def add(self, line: Json) -> None:
+        if "ended" in line:
+            self.end = line
+            return
+        self.lines += 1
+        self.batch = _later(self.batch, _batch(line))
+        if "failed" in line and self.failed is None:
+            self.failed = line
+        if "error" in line:
+            self.errors += 1
+            self.error = self.error or line
+        if line.get("outcome") == "done":
+            self.files += _whole(line.get("files")) or 0
+            self.bytes += _whole(line.get("bytes")) or 0
+        if _outcome(line) == "done":
+            self.deleted[_text(line.get("store"))] += _whole(line.get("files")) or 0
+            named = line.get("spared")
+            self.spared |= {one for one in named if isinstance(one, str)} if isinstance(named, list) else set()
+        if "outcome" in line:
+            self.taken += 1
+            self.uploaded_bytes += _whole(line.get("uploaded_bytes")) or 0
+        if "verdict" in line:
+            seconds, predicted = (_number(line.get(name)) or 0.0 for name in ("seconds", "predicted_seconds"))
+            self.drilled[str(line.get("store"))] = (line["verdict"], seconds, predicted)
+        self.not_started += line.get("is_green") is False
+
+
+def _later(batch: int | None, other: int | None) -> int | None:
+    return max((one for one in (batch, other) if one is not None), default=None)
+
+
+def _figures(run: RunFiles, planned: _Planned, done: _Done, prices: Prices) -> Row:
     end = _end(done)
-    steps = [line for line in done if "ended" not in line]
-    failed = next((line for line in steps if "failed" in line), None)
-    errors = [line for line in steps if "error" in line]
+    error = done.failed or done.error
     row: Row = {
-        "outcome": _FAILED if failed else _PARTLY if errors else _DONE,
-        "error_code": _text((failed or (errors[0] if errors else {})).get("code")),
-        "error": _text(failed["failed"] if failed else errors[0]["error"] if errors else None),
-        "planned_steps": len(planned),
-        "done_steps": len(steps) - len(errors) - (failed is not None),
-        "batch": max((one for one in map(_batch, (*planned, *steps)) if one is not None), default=None),
+        "outcome": _FAILED if done.failed else _PARTLY if done.errors else _DONE,
+        "error_code": _text((error or {}).get("code")),
+        "error": _text(done.failed["failed"] if done.failed else done.error["error"] if done.error else None),
+        "planned_steps": planned.lines,
+        "done_steps": done.lines - done.errors - (done.failed is not None),
+        "batch": _later(planned.batch, done.batch),
     }
     if end is not None:
         row |= {
@@ -271,35 +380,27 @@ def _figures(run: RunFiles, planned: Sequence[Json], done: Sequence[Json], price
         # A record of an earlier release: by the clock of the storage, and without requests.
         row |= {"ended_at": _time(run.outcome.modified_at_seconds)}
     if run.verb in _DELETES:
-        deleted = [line for line in steps if line.get("outcome") == "done"]
-        row |= {"files_deleted": _sum(deleted, "files"), "bytes_deleted": _sum(deleted, "bytes")}
-        head = next((line for line in planned if "head" in line), {})
-        row |= {name: _whole(head.get(name)) for name in ("stored_files", "stored_bytes")}
+        row |= {"files_deleted": min(done.files, _MOST), "bytes_deleted": min(done.bytes, _MOST)}
+        row |= {name: _whole(planned.head.get(name)) for name in ("stored_files", "stored_bytes")}
     if run.verb == "snapshot":
-        taken = [line for line in steps if "outcome" in line]
-        row |= {"snapshots": len(taken), "bytes_written": _sum(taken, "uploaded_bytes")}
+        row |= {"snapshots": done.taken, "bytes_written": min(done.uploaded_bytes, _MOST)}
     if run.verb == "drill":
-        # The comparison with Spark's reader gives a store a second line.
-        drilled = {str(line.get("store")): line for line in steps if "verdict" in line}.values()
+        verdicts = [verdict for verdict, _, _ in done.drilled.values()]
         row |= {
-            "stores_drilled": len(drilled),
-            "drill_findings": sum(line["verdict"] not in _SAME for line in drilled)
-            + sum(line.get("is_green") is False for line in steps),
-            "stores_not_compared": sum(line["verdict"] == "not_compared" for line in drilled),
-            "restore_seconds": sum(_number(line.get("seconds")) or 0.0 for line in drilled),
-            "predicted_seconds": sum(_number(line.get("predicted_seconds")) or 0.0 for line in drilled),
+            "stores_drilled": len(verdicts),
+            "drill_findings": sum(one not in _SAME for one in verdicts) + done.not_started,
+            "stores_not_compared": sum(one == "not_compared" for one in verdicts),
+            "restore_seconds": sum(seconds for _, seconds, _ in done.drilled.values()),
+            "predicted_seconds": sum(predicted for _, _, predicted in done.drilled.values()),
         }
     return row
 
 
-def _end(done: Sequence[Json]) -> EndedRun | None:
-    for line in reversed(done):
-        if "ended" in line:
-            try:
-                return EndedRun.decode(line)
-            except ValueError:
-                return None
-    return None
+def _end(done: _Done) -> EndedRun | None:
+    try:
+        return None if done.end is None else EndedRun.decode(done.end)
+    except ValueError:
+        return None
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -342,34 +443,19 @@ def _batch(line: Json) -> int | None:
     return None if place is None or place[1].version.version < 1 else place[1].version.version - 1
 
 
-def _fates(planned: Sequence[Json], done: Sequence[Json], *, by_store: bool) -> Callable[[Json], str]:
-    """Return what says of the line of a planned file whether it was deleted. `by_store`: False if the files belong to no
-    store.
+def _fates(planned: _Planned, done: _Done) -> Callable[[Json], str]:
+    """Return what says of the line of a planned file whether it was deleted.
 
     The outcome has the number of deleted files of each store, and the names of spared files. So `deleted` is certain only
     if the numbers agree, and `unknown` otherwise.
     """
-    deleted, left = Counter[str | None](), Counter[str | None]()
-    spared: set[str] = set()
-    for line in done:
-        if _outcome(line) == "done":
-            deleted[_text(line.get("store"))] += _whole(line.get("files")) or 0
-            named = line.get("spared")
-            spared |= {one for one in named if isinstance(one, str)} if isinstance(named, list) else set()
-
-    def store_of(line: Json) -> str | None:
-        place = names.parse_place(str(line["delete"])) if by_store else None
-        return None if place is None else str(place[0])
-
-    files = [line for line in planned if "delete" in line]
-    left.update(store_of(line) for line in files if _path(line) not in spared)
-    is_all = deleted.total() == len(files) - len(spared)
+    is_all = done.deleted.total() == planned.files - len(done.spared)
 
     def fate(line: Json) -> str:
-        if _path(line) in spared:
+        if _path(line) in done.spared:
             return "spared"
-        store = store_of(line)
-        return "deleted" if is_all or deleted[store] == left[store] else "unknown"
+        store = planned.store_of(line)
+        return "deleted" if is_all or done.deleted[store] == planned.left[store] else "unknown"
 
     return fate
 
@@ -399,10 +485,6 @@ def _number(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     return float(value) if abs(value) < _MOST else None  # not for infinity and NaN
-
-
-def _sum(lines: Iterable[Json], key: str) -> int:
-    return min(sum(_whole(line.get(key)) or 0 for line in lines), _MOST)
 
 
 def _time(seconds: float) -> datetime:

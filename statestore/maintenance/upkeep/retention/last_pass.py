@@ -107,5 +107,5 @@ def settled_plans(listed: Iterable[Entry]) -> frozenset[str]:
 
 def planned_stores(storage: Storage, plans: Iterable[str]) -> set[StorePath]:
     """Return the stores that these plans name. One request for each plan. Raises `CorruptFile`, `StorageError`."""
-    found = (record for path in sorted(plans) for record in history.read(storage, path))
+    found = (record for path in sorted(plans) for record in history.records(storage, path))
     return {record.store for record in found if isinstance(record, PlannedSnapshot)}

@@ -38,7 +38,7 @@ def rows_of(verb: str, plan: list[Json], outcome: list[Json]) -> tuple[Row, list
         name=name, verb=verb, started_seconds=0.0, plan=Entry("plan", 1, 0), outcome=Entry("outcome", 1, 0)
     )
     planned, done = ("\n".join(map(json.dumps, lines)).encode() for lines in (plan, outcome))
-    row, steps, problems = run_rows(ABOUT, files, planned, done)
+    row, steps, problems = run_rows(ABOUT, files, planned.splitlines, done.splitlines)
     assert problems == []
     return row, list(steps)
 
@@ -58,7 +58,9 @@ def test_the_rows_of_optimize_name_each_deleted_file(tmp_path: Path) -> None:
     def read(run: RunFiles) -> tuple[Row, list[Row]]:
         assert run.plan is not None
         assert run.outcome is not None
-        row, steps, _ = run_rows(ABOUT, run, storage.read(run.plan.path), storage.read(run.outcome.path))
+        row, steps, _ = run_rows(
+            ABOUT, run, storage.read(run.plan.path).splitlines, storage.read(run.outcome.path).splitlines
+        )
         return row, list(steps)
 
     row, steps = read(merging)
@@ -93,19 +95,33 @@ def test_the_first_batch_of_a_query_is_in_its_row() -> None:
     assert rows_of("publish", [], [])[0]["batch"] is None
 
 
-def test_the_rows_of_a_plan_with_many_files_are_not_in_memory_together() -> None:
-    plan = b"".join(b'{"delete": "state/0/0/%d.zip", "rule": "superseded"}\n' % number for number in range(20_000))
+def test_the_lines_of_a_plan_with_many_files_are_not_in_memory_together() -> None:
+    def lines() -> Iterator[bytes]:
+        return (b'{"delete": "state/0/0/%d.zip", "rule": "superseded"}' % number for number in range(100_000))
+
     files = RunFiles(
-        name=f"20260101T000000Z-gc-{'a' * 36}", verb="gc", started_seconds=0.0, plan=Entry("plan", len(plan), 0)
+        name=f"20260101T000000Z-gc-{'a' * 36}",
+        verb="gc",
+        started_seconds=0.0,
+        plan=Entry("plan", 1, 0),
+        outcome=Entry("outcome", 1, 0),
     )
-    _, steps, _ = run_rows(ABOUT, files, plan, None)
     tracemalloc.start()
     try:
-        assert sum(step["reason"] == "superseded" for step in steps) == 20_000
-        # All rows need some 50 MB.
+        done = b'{"store": "state/0/0", "files": 100000, "bytes": 1, "outcome": "done"}'
+        row, steps, problems = run_rows(ABOUT, files, lines, lambda: [done])
+        assert (row["planned_steps"], row["files_deleted"], problems) == (100_000, 100_000, [])
+        assert sum(step["outcome"] == "deleted" for step in steps) == 100_000
+        # All lines need some 50 MB, and all rows some 250 MB.
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_a_record_with_a_damaged_line_counts_as_empty() -> None:
+    files = RunFiles(name=f"20260101T000000Z-gc-{'a' * 36}", verb="gc", started_seconds=0.0, plan=Entry("plan", 1, 0))
+    row, steps, problems = run_rows(ABOUT, files, lambda: [b'{"delete": "state/0/0/1.zip"}', b"{"], None)
+    assert (row["outcome"], row["planned_steps"], list(steps), len(problems)) == ("damaged", 0, [], 1)
 
 
 def test_records_are_read_together_up_to_a_number_of_runs_and_of_bytes() -> None:

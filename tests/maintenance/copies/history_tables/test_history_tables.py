@@ -14,6 +14,7 @@ from statekeeper.statestore.base.errors import DestinationNotEmpty, RefusedAsUns
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records.history import FailedRun, History
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
+from statekeeper.statestore.maintenance.verbs import history
 from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
 from statekeeper.statestore.maintenance.verbs.contract import perform, prepare
 from statekeeper.statestore.maintenance.verbs.retention import Retention
@@ -111,6 +112,19 @@ def test_a_second_pass_adds_nothing_and_a_third_one_only_the_new_run(root: Stora
     third = a_pass({"orders": root}, to, tmp_path)
     assert {name: one.rows for name, one in third.written.items()} == {"steps": 4, "runs": 1, "health": 0}
     require_once(to, root)
+
+
+def test_a_large_record_is_read_from_the_local_disk_with_the_same_rows(
+    root: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for to in ("in memory", "on disk"):
+        a_pass({"orders": root}, str(tmp_path / to), tmp_path / "scratch")
+        found.append([asked(f"select * from {name} order by run", str(tmp_path / to)) for name in ("runs", "steps")])
+        monkeypatch.setattr(history, "_BYTES_AT_ONCE", 1)
+    assert found[0] == found[1]
+    assert list((tmp_path / "scratch").iterdir()) == []
+    require_once(str(tmp_path / "on disk"), root)
 
 
 def test_a_root_with_two_names_is_read_once_and_the_tables_of_two_roots_are_the_same(
