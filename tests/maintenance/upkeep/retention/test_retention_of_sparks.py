@@ -117,6 +117,22 @@ def test_tables_newer_than_sparks_newest_snapshot_stay_because_spark_may_have_lo
     assert (found[of_ours], found[newest], found[older]) == (Rule.REUSABLE, Rule.REUSABLE, Rule.UNNAMED)
 
 
+def test_a_snapshot_that_no_commit_names_is_deleted_and_its_tables_when_spark_is_stopped(native: Checkpoint) -> None:
+    """As a task of a switchover leaves it that ends after the rollback and the next switchover. It may name tables of its
+    base, which Spark remembers: so they stay while Spark is running."""
+    storage, store = native.storage, native.stores[0]
+    surplus = store.snapshot(replace(native.versions[18][0], id=RandomIds().fresh()))
+    storage.create(surplus, storage.read(store.snapshot(native.versions[15][0])))
+    table = with_a_table_of_its_own(storage, surplus, by_spark=False)
+    plan = planned(storage)
+    assert (rules(plan)[surplus], rules(plan)[table]) == (Rule.DEAD_BRANCH, Rule.REUSABLE)
+    collect(storage, plan)
+    assert surplus not in paths(storage)
+    gathered = retention.gather(storage, AT_ONCE, clock=SystemClock())
+    collect(storage, retention.plan(gathered, AT_ONCE, stopped=True))
+    assert table not in paths(storage)
+
+
 def test_a_table_without_a_snapshot_stays_because_spark_may_name_it_next(native: Checkpoint) -> None:
     orphan = f"{native.stores[0].folder}/{names.TABLES}000077-{RandomIds().fresh()}.sst"
     native.storage.create(orphan, b"a table")
