@@ -325,8 +325,11 @@ def _verdict(plan: DrillPlan, made: Found) -> str:
         parts.append(f"the newest snapshot of {counted(older, 'store')} is unusable")
     if made.failed:
         parts.append(f"{counted(len(made.failed), 'store')} could not be examined")
-    if unknown := len(made.of(Verdict.NOT_COMPARED)):
+    without_spark = sum(bool(one.compared) for one in made.of(Verdict.NOT_COMPARED))
+    if unknown := len(made.of(Verdict.NOT_COMPARED)) - without_spark:
         parts.append(f"{counted(unknown, 'store')} restored, rows not compared")
+    if without_spark:
+        parts.append(f"{counted(without_spark, 'store')} restored with equal rows, not compared with Spark's reader")
     if same:
         parts.append(f"{counted(same, 'store')} restored with equal rows")
     return "; ".join(parts)
@@ -371,7 +374,7 @@ def _done_lines(planned: PlannedRestores, made: Found, run: Run, *, is_with_spar
     for one in list(made.findings)[:_MOST_FINDINGS]:
         yield f"{one.action.store}: {one.explained}. {_next_step(one)}"
     yield from (f"{store}: not examined: {error}" for store, error in list(made.failed.items())[:_MOST_FINDINGS])
-    unknown = made.of(Verdict.NOT_COMPARED)
+    unknown = [one for one in made.of(Verdict.NOT_COMPARED) if not one.compared]
     if unknown and planned.mode is not Mode.OBSERVE:
         yield (
             f"the rows of {counted(len(unknown), 'store')} are on record now: the next drill finds a change of them, but "

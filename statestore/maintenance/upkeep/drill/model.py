@@ -230,7 +230,14 @@ class Drilled:
             return Verdict.DIFFERS
         if self.problem:
             return Verdict.OLDER_BASE
-        return Verdict.SAME if self.compared else Verdict.NOT_COMPARED
+        return Verdict.SAME if self.compared and not self.without_spark else Verdict.NOT_COMPARED
+
+    @property
+    def without_spark(self) -> str:
+        """Why a comparison with Spark's reader that was asked for says nothing about all rows; "" if it does, or was not
+        asked for."""
+        of_spark = (one for one in self.comparisons if one.against is Against.SPARK)
+        return next((one.why for one in of_spark if not one.is_decided), "")
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
@@ -254,7 +261,8 @@ class Drilled:
         if self.problem:
             return f"{self.verdict.value} ({self.problem})"
         if self.compared:
-            return f"equal to {' and to '.join(one.what for one in self.compared)}"
+            without = f"; with Spark's reader, not all was compared: {self.without_spark}" if self.without_spark else ""
+            return f"equal to {' and to '.join(one.what for one in self.compared)}{without}"
         if not self.comparisons:
             return f"not compared: {self.action.not_compared}"
         reasons = [*([self.action.facts.no_older] if self.action.facts.older is None else []), *self._undecided]

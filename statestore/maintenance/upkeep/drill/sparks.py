@@ -183,16 +183,19 @@ class Seen:
         if self.other:
             of_family = "" if self.other[0] is None else f", column family {self.other[0]}"
             return Comparison(against=Against.SPARK, what=f"{reader}{of_family}", is_equal=False)
+        of_reasons: dict[str, list[str]] = {}
+        for family, reason in sorted(self.unknown.items(), key=str):
+            of_reasons.setdefault(reason, []).extend([] if family is None else [family])
         why = "; ".join(
-            f"{f'column family {family}: ' if family else ''}{why}"
-            for family, why in sorted(self.unknown.items(), key=str)
+            f"column {'family' if len(names) == 1 else 'families'} {', '.join(names)}: {reason}" if names else reason
+            for reason, names in of_reasons.items()
         )
         if not self.equal:
             return unknown(why)
         families = [one for one in self.equal if one is not None]
         what = f"{counted(len(families), 'column family')} of {reader}" if families else reader
         if why:
-            why = f"equal to {what}, but not all column families were compared: {why}"
+            why = f"equal to {what}; {why}"
         return Comparison(against=Against.SPARK, what=what, is_equal=True, why=why, proves=not why)
 
 
@@ -256,7 +259,7 @@ def _why(error: Exception, view: View, origin: Origin) -> str:
     import pyspark
 
     if view.is_of_all and _release(pyspark.__version__) < _FIRST_WITH_ALL_FAMILIES:
-        return f"the reader of Spark {pyspark.__version__} does not show it; that of Spark 4.2 does"
+        return f"not shown by the reader of Spark {pyspark.__version__}; that of Spark 4.2 shows it"
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     in_batch_logs = "; if its changes are in batch logs, first run: statekeeper unpack ROOT"
     return f"Spark's reader fails: {first_line[:_LONGEST_REASON]}{in_batch_logs if origin is Origin.OWN else ''}"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from statekeeper.statestore.checkpoint.lineage import BaseKind, LoadPlan
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
-from statekeeper.statestore.maintenance.upkeep.drill import Drilled, DrillStore, Reason, StoreFacts, Verdict
-from statekeeper.statestore.maintenance.upkeep.drill.sparks import Seen, views
+from statekeeper.statestore.maintenance.upkeep.drill import (
+    Against,
+    Comparison,
+    Drilled,
+    DrillStore,
+    Reason,
+    StoreFacts,
+    Verdict,
+)
+from statekeeper.statestore.maintenance.upkeep.drill.sparks import Seen, unknown, views
 
 FACTS = StoreFacts(
     store=StorePath(0, 0),
@@ -33,10 +41,27 @@ def test_equal_rows_of_all_families_are_green() -> None:
 def test_a_family_that_the_reader_does_not_show_is_named_and_not_green() -> None:
     seen = Seen({"total": ROWS, "$ttl_total": ROWS})
     seen.add("total", ROWS)
-    seen.unknown["$ttl_total"] = "the reader of Spark 4.1.4 does not show it; that of Spark 4.2 does"
+    seen.unknown |= dict.fromkeys(["$ttl_total", "$min_seen"], "not shown by the reader of Spark 4.1.4")
     found = drilled(seen)
     assert (found.verdict, found.is_proved) == (Verdict.NOT_COMPARED, False)
-    assert "column family $ttl_total: the reader of Spark 4.1.4 does not show it" in found.explained
+    assert found.explained == (
+        "not compared: it has no snapshot; equal to 1 column family of Spark's reader at batch 2; column families "
+        "$min_seen, $ttl_total: not shown by the reader of Spark 4.1.4"
+    )
+
+
+def test_a_store_that_spark_does_not_show_is_not_green_if_another_comparison_proves_its_rows() -> None:
+    """Its rows are proved for later drills."""
+    replay = Comparison(against=Against.REPLAY, what="the replay", is_equal=True)
+    found = Drilled(
+        action=DrillStore(facts=FACTS, reason=Reason.NEVER),
+        digest=ROWS,
+        comparisons=(replay, unknown("Spark's reader fails: no memory")),
+    )
+    assert (found.verdict, found.is_proved) == (Verdict.NOT_COMPARED, True)
+    assert found.explained == (
+        "equal to the replay; with Spark's reader, not all was compared: Spark's reader fails: no memory"
+    )
 
 
 def test_a_family_that_differs_is_a_finding_beside_one_that_is_not_shown() -> None:
