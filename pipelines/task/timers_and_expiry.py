@@ -100,17 +100,19 @@ class DueIndex:
         ranges = _due_ranges(self._key_groups_of(partition), now_us // 1000, after_ms)
         if not ranges:
             return
-        for found, _ in self._stores.scan(self._name, partition, ranges, at_once):
-            portion = found[:most]
-            if most is not None:
-                most -= len(portion)
-            if not portion:
-                return
-            entries = pa.array(portion, pa.large_binary())
+        left = most
+        for found, _ in self._stores.scan(
+            self._name, partition, ranges, at_once if most is None else min(at_once, most)
+        ):
+            entries = pa.array(found[:left], pa.large_binary())
             keys = pc.unique(keys_of(entries))
             # Stores read sorted keys fastest, and each attempt gets the keys in one order.
             keys = keys.take(pc.array_sort_indices(keys))
             yield Due(PlacedKeys.of_partition(entries, partition), PlacedKeys.of_partition(keys, partition))
+            if left is not None:
+                left -= len(entries)
+                if not left:
+                    return
 
     def settle(self, due: Due, held: Times, now_us: int) -> None:
         """Delete the entries of a portion. The keys whose time is after `now_us` get an entry at that time."""

@@ -200,6 +200,8 @@ def read_snapshot(data: bytes, path: str) -> Snapshot:
                     )
                 files[entry.filename], end = _unpacked(data, entry, end, path)
                 times.add(entry.date_time)
+            if end != archive.start_dir:
+                raise CorruptFile("has bytes between its files and its directory", path=path, hint=_HINT)
     except _BAD_ZIP as error:
         raise CorruptFile(f"is not a valid zip: {error}", path=path, hint=_HINT) from error
     metadata = _parse_metadata(files.pop(_METADATA, None), path)

@@ -264,6 +264,16 @@ def test_flags_that_java_cannot_read_are_rejected(flag: int, method: int) -> Non
         read(bytes(data))
 
 
+def test_a_file_that_only_a_reader_from_the_first_byte_on_finds_is_rejected() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, body in {**SMALL_FILES, "metadata": metadata(fields()), "other": b"hidden"}.items():
+            archive.writestr(name, body)
+        archive.filelist.pop()
+    with pytest.raises(CorruptFile, match="between its files and its directory"):
+        read(out.getvalue())
+
+
 def test_a_zip_bomb_is_rejected_before_it_is_unpacked() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("MANIFEST-000005", "w") as member:
