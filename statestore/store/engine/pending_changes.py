@@ -49,12 +49,10 @@ class PendingChanges:
         *,
         spill_keys: int = SPILL_KEYS,
         spill_bytes: int = SPILL_BYTES,
-        merged_keys: int = MERGED_KEYS,
     ) -> None:
         self._scratch = scratch
         self._spill_keys = spill_keys
         self._spill_bytes = spill_bytes
-        self._merged_keys = merged_keys
         self._memory: dict[bytes, bytes | None] = earlier or {}
         self._bytes = sum(map(len, self._memory)) + sum(map(len, filter(None, self._memory.values())))
         self._spilled: Rdict | None = None
@@ -109,7 +107,9 @@ class PendingChanges:
             for key in keys[bisect_left(keys, start) : bisect_left(keys, end)]:
                 yield key, held[key]
 
-    def over(self, stored: Iterable[Columns], ranges: Sequence[KeyRange]) -> Iterator[Columns]:
+    def over(
+        self, stored: Iterable[Columns], ranges: Sequence[KeyRange], *, at_once: int = MERGED_KEYS
+    ) -> Iterator[Columns]:
         """Iterate over stored pairs with the changes of these ranges applied, in key order. No piece is empty.
 
         Most pieces of a local copy have no change, and are passed on as they are.
@@ -119,7 +119,7 @@ class PendingChanges:
         for keys, values in stored:
             start = 0
             while change is not None and change[0] <= keys[-1]:
-                part, change = self._next_part(changes, change, keys[-1])
+                part, change = _next_part(changes, change, keys[-1], at_once)
                 is_last = change is None or change[0] > keys[-1]
                 end = len(keys) if is_last else bisect_right(keys, next(reversed(part)))
                 yield from _applied(part, keys[start:end], values[start:end])
@@ -127,19 +127,8 @@ class PendingChanges:
             if start < len(keys):
                 yield (keys[start:], values[start:]) if start else (keys, values)
         while change is not None:
-            part, change = self._next_part(changes, change, None)
+            part, change = _next_part(changes, change, None, at_once)
             yield from _applied(part, [], [])
-
-    def _next_part(
-        self, changes: Iterator[tuple[bytes, bytes | None]], change: tuple[bytes, bytes | None], last: bytes | None
-    ) -> tuple[dict[bytes, bytes | None], tuple[bytes, bytes | None] | None]:
-        """Take changes from `change` on up to the key `last`, not too many. Return them, and the next change."""
-        part: dict[bytes, bytes | None] = {}
-        following: tuple[bytes, bytes | None] | None = change
-        while following is not None and (last is None or following[0] <= last) and len(part) < self._merged_keys:
-            part[following[0]] = following[1]
-            following = next(changes, None)
-        return part, following
 
     def take(self) -> dict[bytes, bytes | None] | None:
         """Hand over the map, and leave none; None if changes are on disk."""
@@ -176,6 +165,21 @@ class PendingChanges:
         # In place, to free the memory even if the caller still refers to the map.
         self._memory.clear()
         self._bytes = 0
+
+
+def _next_part(
+    changes: Iterator[tuple[bytes, bytes | None]],
+    change: tuple[bytes, bytes | None],
+    last: bytes | None,
+    at_once: int,
+) -> tuple[dict[bytes, bytes | None], tuple[bytes, bytes | None] | None]:
+    """Take at most `at_once` changes from `change` on, up to the key `last`. Return them, and the next change."""
+    part: dict[bytes, bytes | None] = {}
+    following: tuple[bytes, bytes | None] | None = change
+    while following is not None and (last is None or following[0] <= last) and len(part) < at_once:
+        part[following[0]] = following[1]
+        following = next(changes, None)
+    return part, following
 
 
 def _applied(part: dict[bytes, bytes | None], keys: list[bytes], values: list[bytes]) -> Iterator[Columns]:

@@ -109,7 +109,7 @@ def test_a_partition_of_millions_of_rows_and_keys_is_processed_in_bounded_memory
 
 
 def test_a_key_with_more_rows_than_the_limit_is_rejected_or_split_if_configured(fresh_workers, tmp_path):
-    count = 600_000
+    count = 520_000
     stream = Stream(fresh_workers, tmp_path, ROWS)
     chance = np.random.default_rng(7)
     rows = pa.table(

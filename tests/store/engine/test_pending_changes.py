@@ -19,7 +19,7 @@ batches = st.lists(st.tuples(keys, st.none() | st.binary(max_size=3)), max_size=
     steps=st.lists(batches, max_size=6),
     spill_keys=st.integers(0, 8),
     spill_bytes=st.integers(0, 30),
-    merged_keys=st.integers(1, 4),
+    at_once=st.integers(1, 4),
     wanted=st.lists(keys, max_size=6),
     prefix=keys,
     stored=st.dictionaries(keys, st.binary(max_size=3), max_size=12),
@@ -31,14 +31,14 @@ def test_it_behaves_like_a_dict_in_memory_and_on_disk(
     steps: list[list[tuple[bytes, bytes | None]]],
     spill_keys: int,
     spill_bytes: int,
-    merged_keys: int,
+    at_once: int,
     wanted: list[bytes],
     prefix: bytes,
     stored: dict[bytes, bytes],
     piece: int,
 ) -> None:
     scratch = tmp_path_factory.mktemp("pending") / "scratch"
-    pending = PendingChanges(scratch, spill_keys=spill_keys, spill_bytes=spill_bytes, merged_keys=merged_keys)
+    pending = PendingChanges(scratch, spill_keys=spill_keys, spill_bytes=spill_bytes)
     in_range = sorted(item for item in stored.items() if item[0].startswith(prefix))
     pieces = [list(zip(*in_range[at : at + piece], strict=True)) for at in range(0, len(in_range), piece)]
     model: dict[bytes, bytes | None] = {}
@@ -55,7 +55,9 @@ def test_it_behaves_like_a_dict_in_memory_and_on_disk(
         start, end = range_of(prefix)
         middle = prefix + b"\x80"
         assert list(pending.ordered([(start, middle), (middle, end)])) == inside
-        over = list(pending.over(((list(some), list(values)) for some, values in pieces), [range_of(prefix)]))
+        over = list(
+            pending.over(((list(some), list(values)) for some, values in pieces), [range_of(prefix)], at_once=at_once)
+        )
         after = {**dict(in_range), **dict(inside)}
         expected = sorted((key, value) for key, value in after.items() if value is not None)
         assert [pair for some, values in over for pair in zip(some, values, strict=True)] == expected

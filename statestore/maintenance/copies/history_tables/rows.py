@@ -208,7 +208,7 @@ def run_rows(
     problems: list[Unreadable] = []
     done, of_outcome = _added(_Done, outcome, run.outcome, problems)
     # Whether a planned file was deleted depends on the outcome.
-    planned, of_plan = _added(lambda: _Planned(run.verb, done.spared), plan, run.plan, problems)
+    planned, of_plan = _added(lambda: _Planned(verb=run.verb, spared=done.spared), plan, run.plan, problems)
     row = {
         **about.row,
         "run": run.name,
@@ -269,7 +269,7 @@ def _added(
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Planned:
     """Sums of the lines of a plan. `spared`: the files that the outcome names as spared.
 
@@ -301,7 +301,7 @@ class _Planned:
         return None if place is None else str(place[0])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Done:
     """Sums of the lines of an outcome, without that of its end.
 
