@@ -48,7 +48,7 @@ CLONE = of_asset("clone", _do)
 
 
 def copied(given: Given, launch: Any, verb: Verb[Any, Any, Any], noun: str) -> Outcome:
-    """Plan a copy of a query, or make it. `launch`: a `Copy`; `noun`: of what the verb tells in each step."""
+    """Plan a copy of a query, or make it. `launch`: a `Copy`; `noun`: what one step handles: file or step."""
     try:
         prepared = prepare(verb, replace(given.run, stopped=launch.confirm_stopped))
         if launch.do is DoCopy.APPLY:

@@ -120,11 +120,10 @@ def run_of(
     fleet: Fleet,
     query: OpenedQuery,
     *,
-    stopped: bool = False,
     workers: int = WORKERS,
 ) -> Run:
     """Return the run of a verb on the query of this launch. `workers`: its share of the machine."""
-    return run_by(holder(context.run.run_id), fleet, query, stopped=stopped, workers=workers)
+    return run_by(holder(context.run.run_id), fleet, query, workers=workers)
 
 
 def run_by(
@@ -132,7 +131,6 @@ def run_by(
     fleet: Fleet,
     query: OpenedQuery,
     *,
-    stopped: bool = False,
     workers: int = WORKERS,
     cluster: Executor | None = None,
 ) -> Run:
@@ -142,7 +140,6 @@ def run_by(
         policies=query.policies,
         by=Maintainer(by, SystemClock(), RandomIds(), fleet.quiet_seconds),
         scratch=fleet.scratch_folder(),
-        stopped=stopped,
         workers=workers,
         memory_bytes=MEMORY_BYTES * workers // WORKERS,
         kept_bytes=fleet.kept_tables_mib * 1024 * 1024,
