@@ -54,25 +54,36 @@ def _prepared(given: Given) -> Prepared[PlannedMirror, CopyFile, CleanupPlan]:
 
 def _do(given: Given, how: Mapping[str, Any]) -> Outcome:
     del how
-    query = given.query
     try:
-        told = after_each_step(given.told, lambda done: f"mirror: {counted(done, 'file')}")
-        prepared = perform(_prepared(given), told)
+        return _performed(given, _prepared(given))
     except StatekeeperError as error:
-        check = mirror_is_fresh(_lag(given.fleet, query), error, query)
-        return Outcome(checks=[check], errors={query.name: str(error)})
-    shown = {**of_prepared(prepared), "seconds": round(prepared.seconds, 3)}
-    return Outcome(metadata=shown, checks=[mirror_is_fresh(prepared.plan.plan.left, None, query)])
+        return _failed(given, error)
 
 
-def _is_quick(given: Given) -> bool:
-    """Whether few files are missing, or the plan fails: the schedule starts a run each few minutes."""
+def _at_once(given: Given) -> Outcome | None:
+    """Mirror if few files are missing, or fail if the plan does: the schedule starts a run each few minutes."""
     try:
-        missing = [one for one in _prepared(given).plan.plan.files if one.way is not Way.PRESENT]
-    except StatekeeperError:
-        return True
+        prepared = _prepared(given)
+        return None if _has_much_to_copy(prepared) else _performed(given, prepared)
+    except StatekeeperError as error:
+        return _failed(given, error)
+
+
+def _has_much_to_copy(prepared: Prepared[PlannedMirror, CopyFile, CleanupPlan]) -> bool:
+    missing = [one for one in prepared.plan.plan.files if one.way is not Way.PRESENT]
     through = sum(one.size_bytes for one in missing if one.way is not Way.SERVICE)
-    return len(missing) <= MOST_FILES_HERE and through <= MOST_BYTES_HERE
+    return not prepared.refusals and (len(missing) > MOST_FILES_HERE or through > MOST_BYTES_HERE)
+
+
+def _performed(given: Given, prepared: Prepared[PlannedMirror, CopyFile, CleanupPlan]) -> Outcome:
+    done = perform(prepared, after_each_step(given.told, lambda files: f"mirror: {counted(files, 'file')}"))
+    shown = {**of_prepared(done), "seconds": round(done.seconds, 3)}
+    return Outcome(metadata=shown, checks=[mirror_is_fresh(done.plan.plan.left, None, given.query)])
+
+
+def _failed(given: Given, error: StatekeeperError) -> Outcome:
+    check = mirror_is_fresh(_lag(given.fleet, given.query), error, given.query)
+    return Outcome(checks=[check], errors={given.query.name: str(error)})
 
 
 def _checks_without_result(fleet: Fleet, query: OpenedQuery) -> Sequence[dg.AssetCheckResult]:
@@ -88,5 +99,5 @@ def _lag(fleet: Fleet, query: OpenedQuery) -> Lag | None:
         return None
 
 
-MIRROR = of_asset("mirror", _do, is_quick=_is_quick, without_result=_checks_without_result)
+MIRROR = of_asset("mirror", _do, at_once=_at_once, without_result=_checks_without_result)
 """The work of the asset."""

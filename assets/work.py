@@ -41,9 +41,8 @@ class Given:
     told: Callable[[str], None]
 
 
-def _never(given: Given) -> bool:
+def _not_at_once(given: Given) -> None:
     del given
-    return False
 
 
 def _no_checks(fleet: Fleet, query: OpenedQuery) -> Sequence[dg.AssetCheckResult]:
@@ -59,8 +58,9 @@ class Work(Generic[R]):
     do              does it. Gets what is asked for, and returns the result. Raises `StatekeeperError`
     encode, decode  the result as JSON
     workers         its share of the machine
-    is_quick        whether this machine is done before a Spark application would have started
-    without_result  evaluates its checks if a Spark application has ended without a result
+    at_once         does it on this machine for a query on Spark, if it is done before an application would have started;
+                    None if not, without a change
+    without_result  evaluates its checks if it has ended without a result
     """
 
     name: str
@@ -68,7 +68,7 @@ class Work(Generic[R]):
     encode: Callable[[R], Any]
     decode: Callable[[Any], R]
     workers: int = WORKERS
-    is_quick: Callable[[Given], bool] = _never
+    at_once: Callable[[Given], R | None] = _not_at_once
     without_result: Callable[[Fleet, OpenedQuery], Sequence[dg.AssetCheckResult]] = _no_checks
 
 
@@ -113,9 +113,10 @@ def done(
     fleet = names.fleet_in(context)
     run = run_of(context, fleet, query, workers=work.workers)
     given = Given(run=run, fleet=fleet, query=query, told=Paced(context.log.info))
-    if query.is_on_spark and not work.is_quick(given):
-        return work.decode(spark_runs.answer(context, names, query, work.name, how))
-    return work.do(given, how)
+    if not query.is_on_spark:
+        return work.do(given, how)
+    found = work.at_once(given)
+    return work.decode(spark_runs.answer(context, names, query, work.name, how)) if found is None else found
 
 
 def recorded(
