@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -15,11 +16,12 @@ from statekeeper.assets.mirror import MIRROR
 from statekeeper.assets.restore_drill import DRILL
 from statekeeper.assets.rewrites import REWRITES
 from statekeeper.assets.savepoint import SAVEPOINT
+from statekeeper.assets.spark_runs import GUIDE
 from statekeeper.assets.visits import VISIT
 from statekeeper.assets.work import Given, Paced, Work
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.base.errors import StatekeeperError
+from statekeeper.statestore.base.errors import StatekeeperError, UnsupportedEnvironment
 from statekeeper.statestore.maintenance.executors import MEMORY_BYTES
 from statekeeper.statestore.maintenance.executors.spark import connect
 
@@ -33,6 +35,7 @@ def work_on_spark(**pipes_options: Any) -> None:
     with open_dagster_pipes(**pipes_options) as pipes:
         asked = pipes.extras
         try:
+            _require_same_release(asked)
             fleet = Fleet(**asked["fleet"], worker=Worker())
             query, work = fleet.open(asked["query"]), _WORK[asked["work"]]
             cluster = connect(memory_bytes=MEMORY_BYTES)
@@ -45,4 +48,15 @@ def work_on_spark(**pipes_options: Any) -> None:
             pipes.log.warning("interrupted: finished steps are kept; the next run continues")
             sys.exit(130)
         else:
-            pipes.report_custom_message({"release": version("statekeeper"), "result": result})
+            pipes.report_custom_message({"result": result})
+
+
+def _require_same_release(asked: Mapping[str, Any]) -> None:
+    """Require that Dagster has the release of this driver: another one may ask for work that the driver does not know, or
+    does in another way. Raises `UnsupportedEnvironment`."""
+    here, there = version("statekeeper"), asked.get("release", "of an unknown release")
+    if there != here:
+        raise UnsupportedEnvironment(
+            f"the driver of Spark has Statekeeper {here}, and Dagster has Statekeeper {there}; nothing was changed",
+            hint=f"give both the same release, see {GUIDE}",
+        )
