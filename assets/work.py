@@ -135,8 +135,11 @@ def recorded(
         for name, error in found.errors.items():
             context.log.error(printable(f"{name}: {error}"))
     yield from with_fleet_verdicts(context, found.checks, names)
-    for error in found.errors.values():
-        raise dg.Failure(printable(error), metadata=found.metadata)
+    for name, error in found.errors.items():
+        raise dg.Failure(
+            printable(error if name == query.name else f"{name}: {error}"),
+            metadata=found.metadata,
+        )
     yield dg.MaterializeResult(metadata=found.metadata)
 
 

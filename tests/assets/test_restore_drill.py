@@ -12,12 +12,13 @@ import pytest
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
+from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import drills
 from statekeeper.statestore.storage import open_storage
 from tests.assets.conftest import schedule_of
 from tests.support import planted
 from tests.support.checkpoints import Checkpoint
-from tests.support.dagster_runs import checks, shown
+from tests.support.dagster_runs import checks, description, shown
 from tests.support.mirrors import mirrored
 from tests.support.switching import take_snapshots
 
@@ -97,6 +98,8 @@ def test_the_mirror_of_a_query_is_drilled_too(
     check = checks(run(definitions, instance))["newest_snapshot_restores"]
     assert not check.passed
     assert (check.description or "").startswith("mirror state/0/0: does not restore")
+    mirror.replace(names.commits(10), b"v1\n{")
+    assert description(run(definitions, instance)).startswith("mirror: ")
 
 
 @pytest.fixture

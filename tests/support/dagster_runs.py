@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
+
+
+def stored_checks(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetCheckEvaluation]:
+    """The evaluations that the instance has of a run, in their order."""
+    logs = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    return [one.dagster_event.asset_check_evaluation_data for one in logs if one.dagster_event is not None]
 
 
 def maintained(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -21,7 +29,7 @@ def materializations(result: dg.ExecuteInProcessResult, asset: str) -> list[dg.A
 def shown(result: dg.ExecuteInProcessResult, asset: str, label: str = "figures") -> dict[str, object]:
     """The metadata of the asset, with the rows of the table with this label."""
     (event,) = materializations(result, asset)
-    found = {name: value.value for name, value in event.metadata.items()}
+    found: dict[str, Any] = {name: value.value for name, value in event.metadata.items()}
     table = found.pop(label, None)
     return found | {row.data["figure"]: row.data["value"] for row in (table.records if table else ())}
 
@@ -30,3 +38,11 @@ def checks(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluati
     """The evaluations of the run's own query; `fleet_health` is of all."""
     found = result.get_asset_check_evaluations()
     return {one.check_name: one for one in found if one.partition or one.check_name == "all_queries_healthy"}
+
+
+def description(failed: dg.ExecuteInProcessResult) -> str:
+    """The error that the step of a run has raised as `dg.Failure`."""
+    (event,) = [one for one in failed.all_events if one.is_step_failure]
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    return str(failure.description)
