@@ -123,12 +123,13 @@ def recorded(
     context: dg.AssetExecutionContext, names: Names, work: Work[Outcome], launch: dg.Config | None = None
 ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
     """Do the work of an asset for the query of this step, and yield its checks and its materialization. `launch`: the
-    configuration of the launchpad, which is what is asked for. Raises `dg.Failure`."""
+    configuration of the launchpad, which is what is asked for. However the work ends, the checks are evaluated. Raises
+    `dg.Failure`."""
     fleet = names.fleet_in(context)
     query = fleet.open(context.partition_key)
     try:
         found = done(context, names, query, work, {} if launch is None else launch.model_dump(mode="json"))
-    except dg.Failure:
+    except BaseException:  # also a termination, which is no Exception
         yield from with_fleet_verdicts(context, _checks_without_result(work, fleet, query), names)
         raise
     if len(found.errors) > 1:

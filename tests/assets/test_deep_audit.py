@@ -15,7 +15,7 @@ from statekeeper.resources.worker import Worker
 from statekeeper.statestore.base.clock import SystemClock
 from tests.assets.conftest import schedule_of
 from tests.support.checkpoints import Checkpoint
-from tests.support.dagster_runs import checks, maintained, shown
+from tests.support.dagster_runs import checks, description, maintained, shown
 from tests.support.stores import flip
 from tests.support.switching import take_snapshots
 
@@ -56,8 +56,7 @@ def test_a_checkpoint_that_cannot_be_audited_fails_the_run_with_the_reason(
 ) -> None:
     failed = audited(definitions, instance)
     assert not failed.success
-    (event,) = [one for one in failed.all_events if one.is_step_failure]
-    assert "flights" in event.step_failure_data.user_failure_data.description
+    assert "flights" in description(failed)
     assert checks(failed) == {}
 
 

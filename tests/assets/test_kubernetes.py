@@ -21,6 +21,7 @@ from statekeeper.statestore.format import names
 from statekeeper.statestore.storage import open_storage
 from tests.support import companies, postgres
 from tests.support.checkpoints import Checkpoint
+from tests.support.dagster_runs import stored_checks
 from tests.support.kubelet import HOST, Kubelet, can_run_pods
 from tests.support.s3_server import CREDENTIALS, S3Server
 
@@ -101,12 +102,6 @@ def cluster(s3_server: S3Server, tmp_path: Path) -> Iterator[Cluster]:
                 yield Cluster(image, instance, workspace, kubelet, checkpoints)
 
 
-def checks_of(cluster: Cluster, run: dg.DagsterRun) -> list[dg.AssetCheckEvaluation]:
-    """The results of the checks in a run."""
-    logs = cluster.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
-    return [one.dagster_event.asset_check_evaluation_data for one in logs if one.dagster_event is not None]
-
-
 @pytest.mark.timeout(240)
 def test_one_pod_maintains_all_due_queries_with_its_own_host_name_process_ids_and_files(
     cluster: Cluster, tmp_path: Path
@@ -128,8 +123,8 @@ def test_one_pod_maintains_all_due_queries_with_its_own_host_name_process_ids_an
         leases = [checkpoint.storage.read(entry.path) for entry in checkpoint.storage.list(names.LEASES)]
         assert leases
         assert all(f"{HOST}-0:".encode() in one for one in leases)
-    passed = [one for one in checks_of(cluster, run) if one.passed]
-    assert len(passed) == len(checks_of(cluster, run)) >= 4 * len(QUERIES)
+    passed = [one for one in stored_checks(cluster.instance, run.run_id) if one.passed]
+    assert len(passed) == len(stored_checks(cluster.instance, run.run_id)) >= 4 * len(QUERIES)
 
     # What the sensor of dead runs judges by: the daemon on another host finds it in the database.
     assert run.tags[HOLDER_TAG].startswith(f"{HOST}-0:")

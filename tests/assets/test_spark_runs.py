@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from dagster import DagsterRunStatus
 from dagster._core.test_utils import poll_for_finished_run
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import PythonFileTarget
+from dagster_pipes import PipesContext
 
-from statekeeper.assets import mirror, spark_runs
+from statekeeper.assets import mirror, spark_driver, spark_runs
 from statekeeper.assets.definitions import build
 from statekeeper.assets.factory import build_definitions
 from statekeeper.assets.metadata import bullets, figures, table
@@ -32,11 +35,11 @@ from statekeeper.statestore.checkpoint import catalog, rewrite_journal
 from statekeeper.statestore.format import names
 from statekeeper.statestore.maintenance.records import drills, lease
 from statekeeper.statestore.maintenance.rounds.visit import Status
-from statekeeper.statestore.storage import TEMP_FOLDER, open_storage
+from statekeeper.statestore.storage import TEMP_FOLDER, Kind, open_storage
 from tests.assets.conftest import sensor_of
 from tests.support.checkpoints import Checkpoint
 from tests.support.companies import HOME, Company
-from tests.support.dagster_runs import checks, materializations
+from tests.support.dagster_runs import checks, description, materializations, stored_checks
 from tests.support.faulty_storage import Fault, FaultyStorage, Request
 from tests.support.keyed_roots import KeyedRoot
 from tests.support.maintainers import QUIET_SECONDS
@@ -82,12 +85,6 @@ def said(failed: dg.ExecuteInProcessResult) -> str:
     """The error of the step of a run."""
     (event,) = [one for one in failed.all_events if one.is_step_failure]
     return str(event.step_failure_data.error_display_string)
-
-
-def description(failed: dg.ExecuteInProcessResult) -> str:
-    """The error that a run has raised as `dg.Failure`."""
-    (event,) = [one for one in failed.all_events if one.is_step_failure]
-    return str(event.step_failure_data.user_failure_data.description)
 
 
 def without_ids(text: str) -> str:
@@ -238,6 +235,17 @@ def test_another_client_of_pipes_starts_the_application_without_a_command_in_the
     assert drills.read(flights.storage).keys() == set(flights.stores)
 
 
+@contextmanager
+def session(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> Iterator[dg.PipesSession]:
+    with dg.open_pipes_session(
+        context=context,
+        extras=dict(extras),
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as opened:
+        yield opened
+
+
 @dataclass
 class Shared:
     """Lets the application that the tests share do the work: its start costs ten seconds. `jobs`: of Spark."""
@@ -247,15 +255,10 @@ class Shared:
     def __call__(
         self, context: dg.AssetExecutionContext, extras: Mapping[str, Any]
     ) -> dg.PipesClientCompletedInvocation:
-        with dg.open_pipes_session(
-            context=context,
-            extras=dict(extras),
-            context_injector=dg.PipesTempFileContextInjector(),
-            message_reader=dg.PipesTempFileMessageReader(),
-        ) as session:
-            [ran] = on_a_cluster({"pipes": session.get_bootstrap_env_vars()})
+        with session(context, extras) as opened:
+            [ran] = on_a_cluster({"pipes": opened.get_bootstrap_env_vars()})
         self.jobs += ran.printed["jobs"]
-        return dg.PipesClientCompletedInvocation(session)
+        return dg.PipesClientCompletedInvocation(opened)
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,7 @@ def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_w
 ) -> None:
     root = unpacked(ARCHIVES / "spark-4.2.0-v1-aggregation.zip", configuration.parent)
     text = configuration.read_text().replace('url = "flights"', f'url = "{root}"\nmirror = {{ url = "copy" }}')
-    configuration.write_text(text)
+    away = text.replace("[roots.flights]", '[roots.flights]\nexecutor = "spark"')
     storage, rescale, mirrors = open_storage(str(root)), LAUNCHES[0], LAUNCHES[-1]
 
     class Dying(FaultyStorage):
@@ -353,35 +356,92 @@ def test_a_rewrite_and_a_mirror_are_checked_although_the_application_has_ended_w
     def killed(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
         raise RuntimeError("the driver was killed")
 
-    with monkeypatch.context() as patched:
-        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
-        assert not rescale.run(configuration, instance, killed).success
-    configuration.write_text(text.replace("[roots.flights]", '[roots.flights]\nexecutor = "spark"'))
-    failed = rescale.run(configuration, instance, killed)
-    assert "ended without a result: the driver was killed" in description(failed)
-    red = checks(failed)["nothing_left_half_switched"]
-    assert not red.passed
-    assert 'with {"ops": {"streams_rescale"' in (red.description or "")
+    def terminated(context: dg.AssetExecutionContext, extras: Mapping[str, Any]) -> dg.PipesClientCompletedInvocation:
+        signal.raise_signal(signal.SIGINT)  # as Dagster does in the process of a run
+        raise AssertionError("Dagster raises a termination")
+
+    configuration.write_text(away)
     with monkeypatch.context() as patched:
         patched.setattr(mirror, "MOST_FILES_HERE", 0)
         failed = mirrors.run(configuration, instance, killed)
     assert "ended without a result: the driver was killed" in description(failed)
     assert not checks(failed)["mirror_is_fresh"].passed, "there is no mirror yet"
+    configuration.write_text(text)
+    with monkeypatch.context() as patched:
+        patched.setattr("statekeeper.resources.fleet.open_storage", lambda *_, **__: Dying(storage))
+        assert not rescale.run(configuration, instance, killed).success
+    configuration.write_text(away)
+    ended = rescale.run(configuration, instance, terminated)
+    assert "DagsterExecutionInterruptedError" in said(ended)
+    assert not checks(ended)["nothing_left_half_switched"].passed
+    failed = rescale.run(configuration, instance, killed)
+    assert "ended without a result: the driver was killed" in description(failed)
+    red = checks(failed)["nothing_left_half_switched"]
+    assert not red.passed
+    assert 'with {"ops": {"streams_rescale"' in (red.description or "")
 
 
 def test_the_machine_of_the_run_mirrors_a_query_on_spark_if_few_files_are_missing_or_the_plan_is_refused(
-    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = configuration.read_text().replace('url = "flights"', 'url = "flights"\nmirror = { url = "copy" }')
+    configuration.write_text(text)
     on_spark(configuration, "")
-    text = configuration.read_text()
-    configuration.write_text(text.replace('url = "flights"', 'url = "flights"\nmirror = { url = "copy" }'))
     assert run(configuration, instance, "mirror_checkpoint").success
     copy = open_storage(str(configuration.parent / "copy"))
     assert catalog.newest_batch(copy) == catalog.newest_batch(flights.storage)
+    with_spark = listed(configuration, instance, monkeypatch)
+    away = configuration.read_text()
+    configuration.write_text(text)
+    assert listed(configuration, instance, monkeypatch) == with_spark, "it plans once"
+    configuration.write_text(away)
+    monkeypatch.setattr(mirror, "MOST_FILES_HERE", -1)
+    assert "[spark]" in description(run(configuration, instance, "mirror_checkpoint")), "it asks for an application"
     copy.create(names.offsets(9), b"v1\n{}")
-    failed = run(configuration, instance, "mirror_checkpoint")
-    assert "[spark]" not in description(failed)
-    assert not checks(failed)["mirror_is_fresh"].passed
+    refused = run(configuration, instance, "mirror_checkpoint")
+    assert "[spark]" not in description(refused)
+    assert not checks(refused)["mirror_is_fresh"].passed
+
+
+def listed(configuration: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a run of a mirror that has nothing to copy lists of the source and the destination."""
+    opened = list[FaultyStorage]()
+
+    def opening(*args: Any, **how: Any) -> FaultyStorage:
+        opened.append(FaultyStorage(open_storage(*args, **how)))
+        return opened[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("statekeeper.resources.fleet.open_storage", opening)
+        assert run(configuration, instance, "mirror_checkpoint").success
+    return sorted(f"{one.url} {of.path}" for one in opened for of in one.trace if of.kind is Kind.LIST)
+
+
+def test_a_driver_of_another_release_than_dagster_changes_nothing_and_names_both(
+    configuration: Path, instance: dg.DagsterInstance, flights: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_spark(configuration, "")
+    before = [one.path for one in flights.storage.list("", hidden=True)]
+
+    def of_later_release(
+        context: dg.AssetExecutionContext, extras: Mapping[str, Any]
+    ) -> dg.PipesClientCompletedInvocation:
+        unknown = {"fleet": {**extras["fleet"], "unknown": 1}, "work": "unknown", "release": "99.0"}
+        with session(context, {**extras, **unknown}) as opened, monkeypatch.context() as patched:
+            for name, value in opened.get_bootstrap_env_vars().items():
+                patched.setenv(name, value)
+            try:
+                spark_driver.work_on_spark()
+            finally:
+                PipesContext._instance = None
+        return dg.PipesClientCompletedInvocation(opened)
+
+    failed = LAUNCHES[0].run(configuration, instance, of_later_release)
+    assert re.match(
+        r"the driver of Spark has Statekeeper \d\S+, and Dagster has Statekeeper 99.0; ", description(failed)
+    )
+    assert "-> give both the same release" in description(failed)
+    assert [one.path for one in flights.storage.list("", hidden=True)] == before
 
 
 PROJECT = """
@@ -443,7 +503,7 @@ def test_a_terminated_run_ends_its_spark_application_and_releases_the_lease(comp
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_after_a_terminated_rewrite_the_state_loads_and_the_same_launch_completes_it(
+def test_a_rescale_that_is_terminated_during_its_snapshots_turns_its_check_red_and_the_same_launch_completes_it(
     company: Company, tmp_path: Path
 ) -> None:
     root = KeyedRoot(open_storage(str(company.folder / "large")), tmp_path / "job", partitions=40)
@@ -464,10 +524,14 @@ def test_after_a_terminated_rewrite_the_state_loads_and_the_same_launch_complete
     begun = rewrite_journal.open_journal(root.storage)
     assert begun is not None, "it was terminated after its end"
     assert len(begun.made) < len(begun.begun.built)
+    assert [one.passed for one in stored_checks(company.instance, run_id)] == [False, False], (
+        "of the fleet, and its own"
+    )
     root.assert_right(40)
     run = company.launched("streams_rescale_checkpoint", tags, launch)
     assert run.status is DagsterRunStatus.SUCCESS
     assert rewrite_journal.open_journal(root.storage) is None
+    assert [one.passed for one in stored_checks(company.instance, run.run_id)] == [True, True]
     root.assert_right(20)
 
 
