@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from statekeeper.statestore.base.errors import ObjectMissing
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.sidecars import misfit, pieces, readable
 from statekeeper.statestore.contents.chain import Chain
@@ -96,9 +97,13 @@ def of_snapshots(
         beside = names.hidden_checksum(path)
         if beside not in hidden:
             continue
-        storage.download(path, local)
-        misfit = first_misfit(storage.read(beside), pieces(readable(local)))
-        local.unlink()
+        try:
+            storage.download(path, local)
+            misfit = first_misfit(storage.read(beside), pieces(readable(local)))
+        except ObjectMissing:
+            continue  # race: it was deleted after the listing, which `gather` notices
+        finally:
+            local.unlink(missing_ok=True)
         if misfit is not None:
             bad = FileProblem(beside, Flaw.MISMATCH, f"does not match its file from byte {misfit:,} on")
             yield Refused(

@@ -20,9 +20,9 @@ from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
 from statekeeper.statestore.maintenance.upkeep.audit.facts import (
     LogFacts,
     Misfit,
-    NotAudited,
     RootFacts,
     StoreAuditFacts,
+    StoreResult,
     attempt,
 )
 from statekeeper.statestore.storage import Storage, at_once
@@ -107,9 +107,9 @@ def committed(
 def contradicted_among_gone(
     storage: Storage,
     log: LogFacts,
-    found: Mapping[StorePath, StoreAuditFacts | NotAudited],
+    found: Mapping[StorePath, StoreResult],
     described: Mapping[int, tuple[StoreInfo, ...]],
-) -> dict[StorePath, StoreAuditFacts | NotAudited]:
+) -> dict[StorePath, StoreResult]:
     """Compare lineages that name purged versions with the commits of these versions, which are read again. Returns the
     changed stores."""
     places = {operator: {info.name: place for place, info in enumerate(infos)} for operator, infos in described.items()}

@@ -281,6 +281,7 @@ EXPLANATIONS: Mapping[FindingKind, Explanation] = MappingProxyType(
             (
                 "The commit log or the metadata of the operator is damaged: other findings say so.",
                 "The credentials do not permit to read the folder.",
+                "In a deep audit: its task on a Spark cluster failed, or its files were deleted before they were read.",
             ),
             "It is unknown whether the query can restart. " + _NO_DELETION,
             "Resolve the other findings, or follow the action of the finding. Then run the audit again.",

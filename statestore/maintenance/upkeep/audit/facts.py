@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from statekeeper.statestore.base.errors import CorruptFile, NotAFile, ObjectMissing, UnknownFormatVersion
 from statekeeper.statestore.checkpoint.catalog import StoreFiles
@@ -235,6 +235,9 @@ class NotAudited:
     action: str | None = None
 
 
+StoreResult: TypeAlias = StoreAuditFacts | NotAudited
+
+
 @dataclass(frozen=True)
 class Misfit:
     """A contradiction between a readable commit and the metadata of an operator."""
@@ -256,6 +259,7 @@ class AuditFacts:
     stateless      the reason why the query has no state
     url            of the checkpoint
     newest         the stores that the newest readable commit has; a start needs only these
+    unread         number of changelogs and snapshots that were written while a deep audit read the others
     """
 
     root: RootFacts
@@ -271,3 +275,4 @@ class AuditFacts:
     stateless: Stateless | None = None
     url: str = ""
     newest: frozenset[StorePath] = frozenset()
+    unread: int = 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TypeGuard
 
-from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, UnknownFormatVersion
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing, StatekeeperError, UnknownFormatVersion
 from statekeeper.statestore.checkpoint import catalog, leftovers, moved, rewrite_journal, stateless
-from statekeeper.statestore.checkpoint.catalog import StoreFiles
+from statekeeper.statestore.checkpoint.catalog import FilesByStore, StoreFiles
 from statekeeper.statestore.checkpoint.file_problem import FileProblem, Flaw
 from statekeeper.statestore.checkpoint.origin import Origin, origin_among
 from statekeeper.statestore.checkpoint.rewrite_journal import Begun, RewriteJournal
@@ -19,7 +20,7 @@ from statekeeper.statestore.checkpoint.stateless import Stateless
 from statekeeper.statestore.contents import restart
 from statekeeper.statestore.contents.restart import LostEntries
 from statekeeper.statestore.format import file_source, logs, names, operators, sparks
-from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.operators import OperatorMetadata, StoreInfo
 from statekeeper.statestore.format.provider import Provider, provider_of
 from statekeeper.statestore.format.state_conf import OURS, StateConf, state_conf
@@ -28,13 +29,14 @@ from statekeeper.statestore.maintenance.executors import Executor
 from statekeeper.statestore.maintenance.records import quarantine, skipped_batches
 from statekeeper.statestore.maintenance.records.skipped_batches import SkippedBatches
 from statekeeper.statestore.maintenance.upkeep import verification
-from statekeeper.statestore.maintenance.upkeep.audit import checksums, commits, settings
+from statekeeper.statestore.maintenance.upkeep.audit import checksums, commits, meanwhile, settings
 from statekeeper.statestore.maintenance.upkeep.audit.facts import (
     AuditFacts,
     LogFacts,
+    Misfit,
     NotAudited,
     RootFacts,
-    StoreAuditFacts,
+    StoreResult,
     attempt,
 )
 from statekeeper.statestore.maintenance.upkeep.audit.store import ToLook, Way, gather_store, look_elsewhere
@@ -67,20 +69,174 @@ def gather(
     each operator; for a store see `gather_store`. `progress(done, total)` counts stores; several threads call it.
 
     *Guarantee*: nothing is written below the root. A problem of one file or store does not stop the audit of the others.
+    With `scratch`, the query may run and files may be deleted meanwhile: if so, logs and files are listed again at the end,
+    and the facts are those of that time, see `meanwhile`.
     Raises `NotACheckpoint`; `UnknownFormatVersion` if all commits or all stores have an unsupported format;
     `StorageError` if the root cannot be listed; `LocalStateError`.
     """
     before = storage.requests.snapshot()
+    seen = _see(storage, deep=scratch is not None)
+    found: dict[StorePath, StoreResult] = {}
+    unread = 0
+
+    def note(store: StorePath, looked: StoreResult) -> None:
+        found[store] = looked
+        progress(len(found), len(seen.committed))
+
+    if scratch is None:
+        at_once(lambda store: note(store, seen.look(store)), sorted(seen.committed))
+    else:
+        from statekeeper.statestore.store.engine.scratch import require_usable
+
+        require_usable(scratch)
+        sights = _Sights(storage, seen)
+        if cluster is None:
+            at_once(lambda store: note(store, _read(sights, store, scratch)), sorted(seen.committed))
+        else:
+            _read_elsewhere(sights, scratch, note, cluster)
+        if sights.newest is not seen or _has_deletions(storage, seen):
+            seen, read, found = _see(storage, deep=True), found, {}
+            at_once(lambda store: found.update({store: seen.look(store)}), sorted(seen.committed))
+            found, unread = meanwhile.as_it_is_now(read, found)
+    found = {
+        store: looked if isinstance(looked, NotAudited) else replace(looked, gone=seen.gone[store])
+        for store, looked in found.items()
+    }
+    log, root = seen.log, seen.root
+    found |= commits.contradicted_among_gone(storage, log, found, seen.described)
+    unknown = [store.problem for store in found.values() if _is_unknown(store)]
+    if unknown and len(unknown) == len(found):
+        raise UnknownFormatVersion(
+            unknown[0].text, path=unknown[0].path, hint="nothing was changed; upgrade Statekeeper"
+        )
+    undescribed = set(seen.files) - set(seen.committed)
+    return AuditFacts(
+        root=root,
+        logs=log,
+        misfits=seen.misfits,
+        stores=tuple(found[store] for store in sorted(found)),
+        undescribed=_undescribed(storage, undescribed, seen.control) if log.readable else (),
+        deep=scratch is not None,
+        requests=storage.requests.since(before),
+        codec=seen.codec,
+        uncommitted={} if log.commits else seen.files,
+        changed=_changed(storage, log, root) if scratch is not None else (),
+        stateless=seen.stateless,
+        url=storage.url,
+        newest=seen.newest,
+        unread=unread,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """A checkpoint at one time, without the contents of its stores.
+
+    paths      the logs and the state files
+    described  the stores of each operator
+    way        for a look at names, sizes and headers
+    committed, gone, misfits, newest: see `commits.committed`
+    """
+
+    log: LogFacts
+    root: RootFacts
+    files: FilesByStore
+    control: Sequence[Entry]
+    paths: frozenset[str]
+    described: Mapping[int, tuple[StoreInfo, ...]]
+    committed: Mapping[StorePath, Mapping[int, VersionId]]
+    gone: Mapping[StorePath, range]
+    misfits: Mapping[int, Misfit]
+    newest: frozenset[StorePath]
+    codec: str | None
+    stateless: Stateless | None
+    way: Way
+
+    def look(self, store: StorePath, scratch: Path | None = None) -> StoreResult:
+        """Look at a store; with `scratch`, read every byte."""
+        return gather_store(replace(self.way, scratch=scratch), store, self.committed[store], self.files.of(store))
+
+
+class _Sights:
+    """A checkpoint at the time of the newest look. Several threads look."""
+
+    def __init__(self, storage: Storage, first: _Seen) -> None:
+        self.newest = first
+        self._storage = storage
+        self._lock = Lock()
+
+    def after(self, seen: _Seen) -> _Seen:
+        """Look again, unless another thread has since `seen`."""
+        with self._lock:
+            if self.newest is seen:
+                self.newest = _see(self._storage, deep=True)
+            return self.newest
+
+
+def _read(sights: _Sights, store: StorePath, scratch: Path) -> StoreResult:
+    """Read every byte of a store. If its newest version is deleted before it is read, read a newer one."""
+    seen = sights.newest
+    for _ in range(meanwhile.MOST_TRIES):
+        if store not in seen.committed:
+            break  # a rescale has removed it since
+        found = seen.look(store, scratch)
+        if not meanwhile.is_outrun(found):
+            return found
+        seen = sights.after(seen)
+    return meanwhile.outrun(store)
+
+
+def _read_elsewhere(
+    sights: _Sights, scratch: Path, note: Callable[[StorePath, StoreResult], None], cluster: Executor
+) -> None:
+    """Read every byte of all stores on a cluster, and note each, as `_read` does. If each task fails, raise the error of
+    the first."""
+    seen = sights.newest
+    stores, failed = sorted(seen.committed), list[StatekeeperError]()
+    total = len(stores)
+    for _ in range(meanwhile.MOST_TRIES):
+        left: list[StorePath] = []
+
+        def ended(store: StorePath, looked: StoreResult, left: list[StorePath] = left) -> None:
+            if meanwhile.is_outrun(looked):
+                left.append(store)
+            else:
+                note(store, looked)
+
+        to_look = [
+            ToLook(store=store, committed=seen.committed[store], files=seen.files.of(store))
+            for store in stores
+            if store in seen.committed
+        ]
+        failed += look_elsewhere(replace(seen.way, scratch=scratch), to_look, ended, cluster)
+        if failed and len(failed) == total:
+            raise failed[0]
+        stores = sorted(left)
+        if not stores:
+            return
+        seen = sights.after(seen)
+    for store in stores:
+        note(store, meanwhile.outrun(store))
+
+
+def _has_deletions(storage: Storage, seen: _Seen) -> bool:
+    """Return whether a log or a state file was deleted since. Four listings."""
+    folders = (names.STATE, names.BATCH_LOGS, names.COMMITS, names.OFFSETS)
+    return not seen.paths <= {entry.path for folder in folders for entry in storage.list(folder)}
+
+
+def _see(storage: Storage, *, deep: bool) -> _Seen:
+    """Look at a checkpoint. `deep`: read all logs. Raises as `gather`."""
     # Race: if files are listed before the log is read, a running query can commit in between. Then the log names a version
     # whose changelog is not in the listing. Files written after the log was read are newer than its head.
-    log, strangers, batches = _logs(storage, deep=scratch is not None)
+    log, strangers, batches = _logs(storage, deep=deep)
     control = storage.list(names.CONTROL)
     origin = origin_among(control)
     listed = storage.list(names.STATE, hidden=True)
     state = [entry for entry in listed if not is_hidden(entry.path)]
     if origin is Origin.NATIVE:
         log = settings.checked(storage, log, batches, state)
-        log = _with_lost_entries(storage, log, batches, deep=scratch is not None)
+        log = _with_lost_entries(storage, log, batches, deep=deep)
     members = list_members(storage, listed=control)
     provider = _provider(log, origin)
     files = catalog.with_members(members, state, provider)
@@ -117,18 +273,13 @@ def gather(
         )
     described = _described(root, log, files)
     committed, gone, misfits, newest = commits.committed(root, log, described)
-    if scratch is not None:
-        from statekeeper.statestore.store.engine.scratch import require_usable
-
-        require_usable(scratch)
-    found: dict[StorePath, StoreAuditFacts | NotAudited] = {}
     with_families = catalog.with_families(root.metadata_paths.values())
     kept_hidden = hidden if leftovers.are_kept(storage) else frozenset()
     is_on_record = any(entry.path == names.VERIFIED for entry in control)
     reads = verification.record(storage) if is_on_record else {}
     way = Way(
         storage=storage,
-        scratch=scratch,
+        scratch=None,
         conf=conf,
         hidden=kept_hidden,
         with_families=with_families,
@@ -137,41 +288,26 @@ def gather(
         reads=reads,
         layouts=root.layouts,
     )
-
-    def note(store: StorePath, looked: StoreAuditFacts | NotAudited) -> None:
-        found[store] = looked if isinstance(looked, NotAudited) else replace(looked, gone=gone[store])
-        progress(len(found), len(committed))
-
-    def look(store: StorePath) -> None:
-        note(store, gather_store(way, store, committed[store], files.of(store)))
-
-    if scratch is None or cluster is None:
-        at_once(look, sorted(committed))
-    else:
-        to_look = [
-            ToLook(store=store, committed=committed[store], files=files.of(store)) for store in sorted(committed)
-        ]
-        look_elsewhere(way, to_look, note, cluster)
-    found |= commits.contradicted_among_gone(storage, log, found, described)
-    unknown = [store.problem for store in found.values() if _is_unknown(store)]
-    if unknown and len(unknown) == len(found):
-        raise UnknownFormatVersion(
-            unknown[0].text, path=unknown[0].path, hint="nothing was changed; upgrade Statekeeper"
-        )
-    return AuditFacts(
+    paths = {
+        *(entry.path for entry in state),
+        *(entry.path for entry in control if names.parse_batch_log(entry.path)),
+        *map(names.commits, batches),
+        *map(names.offsets, log.offsets),
+    }
+    return _Seen(
+        log=log,
         root=root,
-        logs=log,
+        files=files,
+        control=control,
+        paths=frozenset(paths),
+        described=described,
+        committed=committed,
+        gone=gone,
         misfits=misfits,
-        stores=tuple(found[store] for store in sorted(found)),
-        undescribed=_undescribed(storage, set(files) - set(committed), control) if log.readable else (),
-        deep=scratch is not None,
-        requests=storage.requests.since(before),
-        codec=codec,
-        uncommitted={} if log.commits else files,
-        changed=_changed(storage, log, root) if scratch is not None else (),
-        stateless=without_state,
-        url=storage.url,
         newest=newest,
+        codec=codec,
+        stateless=without_state,
+        way=way,
     )
 
 
@@ -337,7 +473,7 @@ def _newest_version(storage: Storage, log: LogFacts, files: Mapping[StorePath, S
     return leftovers.newest_known(committed=commits, begun=offsets)
 
 
-def _is_unknown(store: StoreAuditFacts | NotAudited) -> TypeGuard[NotAudited]:
+def _is_unknown(store: StoreResult) -> TypeGuard[NotAudited]:
     return isinstance(store, NotAudited) and store.problem.flaw is Flaw.UNKNOWN_FORMAT
 
 

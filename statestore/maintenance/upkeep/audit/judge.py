@@ -122,8 +122,16 @@ def _pasteable(finding: Finding, url: str) -> Finding:
 def _unread(facts: AuditFacts) -> Iterator[str]:
     if not facts.deep:
         yield _BYTES_NOT_READ
-    elif facts.root.provider is Provider.ROCKSDB:
+        return
+    if facts.unread:
+        yield f"{_written_meanwhile(facts)}: the next deep audit reads those that are left"
+    if facts.root.provider is Provider.ROCKSDB:
         yield _SCANNED
+
+
+def _written_meanwhile(facts: AuditFacts) -> str:
+    which = "file that was" if facts.unread == 1 else "files that were"
+    return f"{facts.unread:,} {which} written during the audit {'was' if facts.unread == 1 else 'were'} not read"
 
 
 def _begins(facts: AuditFacts, store: StoreAuditFacts) -> int:
@@ -157,6 +165,8 @@ def _restart(facts: AuditFacts, views: list[View]) -> Restart:
             text = f"{first}{_can_restore(facts, views)} newest batch, {batch}"
             if views and not facts.deep:
                 text += "; their contents were not read"
+            elif facts.unread:
+                text += f"; {_written_meanwhile(facts)}"
         else:
             which = "that every store can restore" if facts.deep else "of which every store has all files"
             lacks = " and that has offsets" if newest in lost else ""

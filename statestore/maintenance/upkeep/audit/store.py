@@ -29,6 +29,7 @@ from statekeeper.statestore.maintenance.upkeep.audit.facts import (
     Refused,
     StoreAuditFacts,
     StoreKind,
+    StoreResult,
     attempt,
 )
 from statekeeper.statestore.maintenance.upkeep.verification import Reads
@@ -63,9 +64,7 @@ class Way:
     layouts: Mapping[StoreKind, Layout | FileProblem] = field(default_factory=dict)
 
 
-def gather_store(
-    way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles
-) -> StoreAuditFacts | NotAudited:
+def gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreResult:
     """Gather the facts of one store. `committed`: its versions in the commit log.
 
     Requests: the start of its newest changelog, or all of a large one of a job; one for each snapshot on the chain; one if
@@ -104,29 +103,29 @@ class LookEach:
     def storages(self) -> Sequence[Storage]:
         return (self.way.storage,)
 
-    def __call__(self, item: ToLook, place: Place) -> StoreAuditFacts | NotAudited:
+    def __call__(self, item: ToLook, place: Place) -> StoreResult:
         return gather_store(replace(self.way, scratch=place.folder), item.store, item.committed, item.files)
 
 
 def look_elsewhere(
     way: Way,
     stores: Sequence[ToLook],
-    note: Callable[[StorePath, StoreAuditFacts | NotAudited], None],
+    note: Callable[[StorePath, StoreResult], None],
     cluster: Executor,
-) -> None:
-    """Gather the facts of stores on a cluster, and note each. If a task fails, the others are completed, and the first
-    error is raised."""
+) -> list[StatekeeperError]:
+    """Gather the facts of stores on a cluster, and note each. A store whose task failed is noted as not audited. Return the
+    errors of these tasks."""
     failed: list[StatekeeperError] = []
 
-    def ended(item: ToLook, outcome: StoreAuditFacts | NotAudited | StatekeeperError) -> None:
+    def ended(item: ToLook, outcome: StoreResult | StatekeeperError) -> None:
         if isinstance(outcome, StatekeeperError):
             failed.append(outcome)
-        else:
-            note(item.store, outcome)
+            problem = FileProblem(item.store.folder, Flaw.CORRUPT, f"was not read, because its task failed: {outcome}")
+            outcome = NotAudited(item.store, problem, "run: statekeeper audit ROOT --deep")
+        note(item.store, outcome)
 
     cluster.map(LookEach(way), stores, ended)
-    if failed:
-        raise failed[0]
+    return failed
 
 
 def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId], files: StoreFiles) -> StoreAuditFacts:
@@ -171,14 +170,7 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
 
         decoded = Decoding(way, look, way.scratch).run()
     refused = [*checksums.of_zips(chain), *(checksums.empty(chain) if decoded is None else look.refused)]
-    chain = replace(
-        chain,
-        broken=look.changelogs,
-        snapshots={
-            version: StoredSnapshot(metadata=facts.metadata, damage=look.snapshots.get(version))
-            for version, facts in chain.snapshots.items()
-        },
-    )
+    chain = with_problems(chain, look.changelogs, look.snapshots)
     contradicted = {number: version for number, version in committed.items() if believed[number] != version}
     return StoreAuditFacts(
         store=store,
@@ -192,6 +184,20 @@ def _gather_store(way: Way, store: StorePath, committed: Mapping[int, VersionId]
         decoded=decoded,
         refused=tuple(refused),
         strays=checksums.strays(storage, chain),
+    )
+
+
+def with_problems(
+    chain: Chain, changelogs: Mapping[VersionId, FileProblem], snapshots: Mapping[VersionId, FileProblem]
+) -> Chain:
+    """Return a chain whose versions load as these problems of its files allow."""
+    return replace(
+        chain,
+        broken=changelogs,
+        snapshots={
+            version: StoredSnapshot(metadata=facts.metadata, damage=snapshots.get(version))
+            for version, facts in chain.snapshots.items()
+        },
     )
 
 
