@@ -10,6 +10,7 @@ import dagster as dg
 
 from statekeeper.assets.maintenance import MAINTAIN_QUERY, Maintenance
 from statekeeper.assets.names import NO_LIMIT, Names, job_of
+from statekeeper.assets.partitions import ALONE_TAG
 
 _FIFTEEN_MINUTES = {"dagster/max_runtime": "900"}
 """Ends runs that hang."""
@@ -104,8 +105,9 @@ def jobs(
         audit_deep=job(
             "audit_deep",
             deep_audit,
+            tags={**NO_LIMIT, ALONE_TAG: names.of("audit_deep")},
             description="Audits the checkpoint of a query and reads every byte of it. The schedule "
-            f"{names.of('nightly_deep_audit')} launches it for each query with `audit.deep_every` in statekeeper.toml.",
+            f"{names.of('nightly_deep_audit')} launches it for the queries with `audit.deep_every` in statekeeper.toml.",
         ),
         # Without a limit on its runtime: a restore takes as long as it takes.
         drill_restore=job(

@@ -73,6 +73,12 @@ class Look:
     text: str
     is_certain: bool = True
 
+    @classmethod
+    def of_checks(cls, subject: str, red: Mapping[str, Red]) -> Look:
+        """Return the look at a subject that has these red checks."""
+        status = max((Status.ERROR if one.is_error else Status.WARN for one in red.values()), default=Status.OK)
+        return cls(subject, status, "; ".join(one.description for one in red.values()) or "its checks pass")
+
 
 def observation(key: dg.AssetKey, known: Known, look: Look) -> dg.AssetObservation:
     """Return the observation that remembers this."""
@@ -136,6 +142,16 @@ def tell_run(context: Any, names: Names, key: dg.AssetKey, run: dg.DagsterRun, e
         return
     look = Look(subject, Status.OK if error is None else Status.ERROR, redacted(error or "its newest run succeeded"))
     for event in tell(context, names, key, known, look, None, Configuration(), run=run):
+        context.instance.report_runless_asset_event(event)
+
+
+def tell_checks(
+    context: Any, names: Names, key: dg.AssetKey, subject: str, red: Mapping[str, Red], configuration: Configuration
+) -> None:
+    """Tell the people of the query of this run about the red checks of an asset. `subject`: of the notices."""
+    known, policies = read(context.instance, key, subject), configuration.policies_of(context.partition_key)
+    look = Look.of_checks(subject, red)
+    for event in tell(context, names, key, known, look, policies, configuration):
         context.instance.report_runless_asset_event(event)
 
 

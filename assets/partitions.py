@@ -20,6 +20,12 @@ QUERY_TAG = "dagster/partition"
 REASON_TAG = "statekeeper/reason"
 """The tag of a run with the reason for its request."""
 
+ALONE_TAG = "statekeeper/alone"
+"""The tag of a run that reads for hours. dagster.yaml can limit the runs with the same value to one at a time."""
+
+PRIORITY_TAG = "dagster/priority"
+"""The tag of a run with its place in the queue. Without it, a run has the priority 0; a higher one starts first."""
+
 ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,

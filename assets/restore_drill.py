@@ -8,6 +8,7 @@ import dagster as dg
 
 from statekeeper.assets.checks import NEWEST_SNAPSHOT_RESTORES, newest_snapshot_restores
 from statekeeper.assets.launches import of_prepared
+from statekeeper.assets.memory import tell_run
 from statekeeper.assets.metadata import Metadata
 from statekeeper.assets.names import Names
 from statekeeper.assets.sources import Sources
@@ -20,8 +21,8 @@ from statekeeper.statestore.maintenance.verbs.drill import Drill
 _MIRROR = "mirror"
 
 
-def restore_drill(names: Names, sources: Sources) -> dg.AssetsDefinition:
-    """Make the asset `restore_drill` of a fleet."""
+def restore_drill(names: Names, sources: Sources, memory: dg.AssetKey) -> dg.AssetsDefinition:
+    """Make the asset `restore_drill` of a fleet. `memory`: the asset that remembers notices."""
 
     @names.asset("restore_drill", deps=[sources.streaming_query], does="adds-files", checks=[NEWEST_SNAPSHOT_RESTORES])
     def made(context: dg.AssetExecutionContext) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult]:
@@ -34,6 +35,7 @@ def restore_drill(names: Names, sources: Sources) -> dg.AssetsDefinition:
         `statekeeper drill QUERY`.
         """
         yield from recorded(context, names, DRILL)
+        tell_run(context, names, memory, context.run, None)
 
     return made
 

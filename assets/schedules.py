@@ -1,13 +1,16 @@
 """The schedules. Hours are in UTC."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
 
 import dagster as dg
 
 from statekeeper.assets.jobs import AssetJob, Jobs
 from statekeeper.assets.maintenance import run_config
 from statekeeper.assets.names import Names, OwnRuns
-from statekeeper.assets.partitions import ACTIVE, QUERY_TAG, REASON_TAG
+from statekeeper.assets.partitions import ACTIVE, PRIORITY_TAG, QUERY_TAG, REASON_TAG
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.rounds import due
 from statekeeper.statestore.maintenance.verbs.config import Outputs, Root, RunsOn
@@ -121,20 +124,12 @@ def schedules(
         cron_schedule=deep_audit_cron,
         default_status=names.schedule_status,
         required_resource_keys=resources,
-        description="Reads every byte of every query with `audit.deep_every` in statekeeper.toml whose last deep audit was "
-        "so long ago, unless the previous run has not ended.",
+        description="Reads every byte of the queries with `audit.deep_every` in statekeeper.toml whose last deep audit is "
+        "at least `deep_every` ago, unless the previous run has not ended. Each tick requests a share of them, the longest "
+        "unaudited first.",
     )
     def nightly_deep_audit(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        def is_due(root: Root) -> bool:
-            every = root.policies.audit.deep_every_seconds
-            if every is None:
-                return False
-            last = _last_materialized(context.instance, deep_audit, root.name)
-            passed = context.scheduled_execution_time.timestamp() - last
-            # A run ends after its tick: the tick one period later still counts.
-            return passed > every - _LONGEST_RUN_SECONDS
-
-        yield from _of_each(runs, context, jobs.audit_deep, "deep audit that is due", is_due)
+        yield from _deep_audits(runs, context, jobs.audit_deep, deep_audit, deep_audit_cron)
 
     @dg.schedule(
         name=names.of("weekly_drill"),
@@ -207,12 +202,6 @@ def schedules(
     return [*of_each, hourly_fleet_health, daily_history, weekly_report, weekly_prune]
 
 
-def _last_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, query: str) -> float:
-    """The time of the newest materialization of an asset for a query; 0 without one."""
-    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=[query]), limit=1).records
-    return found[0].timestamp if found else 0.0
-
-
 def _of_place(
     names: Names, context: dg.ScheduleEvaluationContext, table: str, of: Callable[[Outputs], object]
 ) -> dg.RunRequest | dg.SkipReason:
@@ -233,15 +222,74 @@ def _of_each(
     has: Callable[[Root], bool],
 ) -> Iterator[dg.RunRequest | dg.SkipReason]:
     """Request a run for each known query that has something in the configuration, and no run of the job. `what`: it has."""
-    names = runs.names
-    configuration = names.fleet_in(context).configuration()
-    found = [name for name in sorted(names.queries_in(context)) if has(configuration.find(name))]
-    active = runs.filter(job_name=job.name, statuses=ACTIVE)
-    busy = {run.tags.get(QUERY_TAG) for run in context.instance.get_runs(active)}
+    configuration = runs.names.fleet_in(context).configuration()
+    found = [name for name in sorted(runs.names.queries_in(context)) if has(configuration.find(name))]
     if not found:
         yield dg.SkipReason(f"no known query has a {what} in statekeeper.toml")
+    busy = _busy(runs, context, job)
+    yield from _requests(runs.names, context, what, [name for name in found if name not in busy])
+
+
+def _deep_audits(
+    runs: OwnRuns, context: dg.ScheduleEvaluationContext, job: AssetJob, asset: dg.AssetKey, cron: str
+) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    """Request the deep audits that are due, so many at each tick that each query is audited in time. If all were requested
+    at once, they would be due at once again."""
+    configuration, at = runs.names.fleet_in(context).configuration(), context.scheduled_execution_time
+    periods = {
+        name: seconds
+        for name in runs.names.queries_in(context)
+        if (seconds := configuration.find(name).policies.audit.deep_every_seconds) is not None
+    }
+    busy, due_now = _busy(runs, context, job), dict[str, float]()
+    for name, seconds in sorted(periods.items()):
+        last = _last_materialized(context.instance, asset, name)
+        # A run ends after its tick: the tick one period later still counts.
+        if name not in busy and at.timestamp() - last > seconds - min(_LONGEST_RUN_SECONDS, seconds / 4):
+            # A query whose runs fail must not keep the others from being audited.
+            due_now[name] = max(last, _last_begun(runs, context.instance, job, name))
+    if not due_now:
+        yield dg.SkipReason("no deep audit is due")
+    until_next = _until_next(cron, at)
+    share = math.ceil(round(sum(until_next / seconds for seconds in periods.values()), 6))
+    first = sorted(due_now, key=lambda name: (due_now[name], name))[: max(1, share)]
+    yield from _requests(runs.names, context, "deep audit", first, {PRIORITY_TAG: "-1"})
+
+
+def _until_next(cron: str, at: datetime) -> float:
+    """The seconds from a tick of a schedule to the next one."""
+    ticks = dg.TimeWindowPartitionsDefinition(start=at - timedelta(days=1), cron_schedule=cron, fmt="%Y-%m-%dT%H:%M")
+    window = ticks.get_next_partition_window(at, respect_bounds=False)
+    assert window is not None  # without bounds
+    return (window.end - window.start).total_seconds()
+
+
+def _last_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, query: str) -> float:
+    """The time of the newest materialization of an asset for a query; 0 without one."""
+    found = instance.fetch_materializations(dg.AssetRecordsFilter(asset, asset_partitions=[query]), limit=1).records
+    return found[0].timestamp if found else 0.0
+
+
+def _last_begun(runs: OwnRuns, instance: dg.DagsterInstance, job: AssetJob, query: str) -> float:
+    """The time of the newest run of a job for a query; 0 without one."""
+    found = instance.get_run_records(runs.filter(job_name=job.name, tags={QUERY_TAG: query}), limit=1)
+    return found[0].create_timestamp.timestamp() if found else 0.0
+
+
+def _busy(runs: OwnRuns, context: dg.ScheduleEvaluationContext, job: AssetJob) -> set[str | None]:
+    """The queries with an unfinished run of a job."""
+    active = runs.filter(job_name=job.name, statuses=ACTIVE)
+    return {run.tags.get(QUERY_TAG) for run in context.instance.get_runs(active)}
+
+
+def _requests(
+    names: Names,
+    context: dg.ScheduleEvaluationContext,
+    what: str,
+    queries: Iterable[str],
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[dg.RunRequest]:
     tick = context.scheduled_execution_time.isoformat(timespec="minutes")
-    for name in found:
-        if name not in busy:
-            tags = {REASON_TAG: f"{what} at {tick}", **names.tags}
-            yield dg.RunRequest(run_key=f"{what}:{name}@{tick}", partition_key=name, tags=tags)
+    for name in queries:
+        of_run = {REASON_TAG: f"{what} at {tick}", **tags, **names.tags}
+        yield dg.RunRequest(run_key=f"{what}:{name}@{tick}", partition_key=name, tags=of_run)

@@ -16,7 +16,6 @@ import dagster as dg
 from statekeeper.assets import metadata
 from statekeeper.assets.memory import Known, Look, Red, observation, read
 from statekeeper.assets.names import Names
-from statekeeper.statestore.maintenance.rounds.visit import Status
 
 
 def with_fleet_verdicts(
@@ -26,9 +25,7 @@ def with_fleet_verdicts(
     if not results:
         return []
     red, key, query = red_in(results), context.asset_key, context.partition_key
-    status = max((Status.ERROR if one.is_error else Status.WARN for one in red.values()), default=Status.OK)
-    text = "; ".join(one.description for one in red.values()) or "its checks pass"
-    context.log_event(observation(key, Known(None, red), Look(query, status, text)))
+    context.log_event(observation(key, Known(None, red), Look.of_checks(query, red)))
     known = {name: read(context.instance, key, name).red for name in names.queries_in(context) if name != query}
     keys = [dg.AssetCheckKey(key, str(result.check_name)) for result in results]
     for one in verdicts(keys, {**known, query: red}):

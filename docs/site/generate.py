@@ -90,7 +90,7 @@ _ROOT_KEYS = {
     "audit.deep_every": (
         "duration",
         "none",
-        "time between two [deep audits](../how-to/audit-finding.md#dagster) by Dagster, which read every byte",
+        "time between two [deep audits](../how-to/audit-finding.md#dagster) in Dagster, at least `1h`",
     ),
     "mode": (
         "one of " + ", ".join(f'`"{mode.value}"`' for mode in Mode),

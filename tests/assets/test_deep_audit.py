@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from statekeeper.assets.definitions import build
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
@@ -18,6 +19,7 @@ from tests.support.checkpoints import Checkpoint
 from tests.support.dagster_runs import checks, description, maintained, shown
 from tests.support.stores import flip
 from tests.support.switching import take_snapshots
+from tests.support.webhooks import Webhook
 
 
 def audited(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
@@ -25,8 +27,20 @@ def audited(definitions: dg.Definitions, instance: dg.DagsterInstance) -> dg.Exe
     return job.execute_in_process(partition_key="flights", instance=instance, raise_on_error=False)
 
 
-def test_a_damage_inside_of_a_file_turns_the_check_red_until_a_deep_audit_has_no_finding(
-    definitions: dg.Definitions, instance: dg.DagsterInstance, flights: Checkpoint, configuration: Path
+@pytest.fixture
+def definitions(configuration: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch) -> dg.Definitions:
+    monkeypatch.setenv("STATEKEEPER_WEBHOOK", webhook.url)
+    scratch = str(configuration.parent / "scratch")
+    environment = {"STATEKEEPER_CONFIG": str(configuration), "STATEKEEPER_SCRATCH": scratch}
+    return build({**environment, "STATEKEEPER_WEBHOOK": webhook.url})
+
+
+def test_damage_inside_a_file_turns_the_check_red_until_a_deep_audit_has_no_finding_and_both_are_told(
+    definitions: dg.Definitions,
+    instance: dg.DagsterInstance,
+    flights: Checkpoint,
+    configuration: Path,
+    webhook: Webhook,
 ) -> None:
     configuration.write_text(configuration.read_text().replace('url = "flights"', 'url = "flights"\nmode = "observe"'))
     take_snapshots(flights.storage, configuration.parent / "scratch")
@@ -49,6 +63,11 @@ def test_a_damage_inside_of_a_file_turns_the_check_red_until_a_deep_audit_has_no
     assert (read["changelogs"], read["snapshots"]) == (2 * 9, 2)
     assert read["keys"] > 0
     assert read["bytes"] > len(before)
+    told, over = webhook.texts
+    assert told.startswith("deep audit of flights (run: ")
+    assert "OK -> ERROR" in told.replace("&gt;", ">")
+    assert path in told
+    assert "ERROR -> OK" in over.replace("&gt;", ">")
 
 
 def test_a_checkpoint_that_cannot_be_audited_fails_the_run_with_the_reason(
@@ -67,29 +86,66 @@ def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def test_the_schedule_requests_a_run_for_each_query_whose_last_deep_audit_was_the_configured_time_ago(
-    stored_instance: dg.DagsterInstance, configuration: Path
-) -> None:
+Requested = Callable[[float], list[str]]
+
+
+@pytest.fixture
+def requested(stored_instance: dg.DagsterInstance, configuration: Path) -> Requested:
+    """Return the queries that the schedule requests after some days."""
     fleet = Fleet(config_file=str(configuration), scratch=str(configuration.parent), worker=Worker())
 
-    def requested(days: int) -> list[str | None]:
+    def after(days: float) -> list[str]:
         now = datetime.fromtimestamp(SystemClock().now_seconds(), UTC)
         with dg.build_schedule_context(
             instance=stored_instance, scheduled_execution_time=now + timedelta(days=days), resources={"fleet": fleet}
         ) as context:
             found = list(schedule_of(fleet, "nightly_deep_audit")(context))
-        if not any(isinstance(one, dg.RunRequest) for one in found):
-            assert "no known query has a deep audit that is due" in str(found)
-        return [one.partition_key for one in found if isinstance(one, dg.RunRequest)]
+        requests = [one for one in found if isinstance(one, dg.RunRequest)]
+        if not requests:
+            assert "no deep audit is due" in str(found)
+        assert {one.tags["dagster/priority"] for one in requests} <= {"-1"}
+        return [str(one.partition_key) for one in requests]
 
+    return after
+
+
+def audited_now(instance: dg.DagsterInstance, *queries: str) -> None:
+    for name in queries:
+        instance.report_runless_asset_event(dg.AssetMaterialization("deep_audit", partition=name))
+
+
+def test_the_schedule_requests_a_run_for_each_query_whose_last_deep_audit_was_the_configured_time_ago(
+    stored_instance: dg.DagsterInstance, configuration: Path, requested: Requested
+) -> None:
     assert requested(0) == []
-    each_month = '\n[policies."jobs.*"]\naudit = { deep_every = "30d" }\n'
-    each_week = '[policies."jobs.clicks"]\naudit = { deep_every = "7d" }\n'
-    configuration.write_text(configuration.read_text() + each_month + each_week)
-    assert requested(0) == ["jobs.clicks", "jobs.orders"], "neither was ever audited"
-    for name in ("jobs.clicks", "jobs.orders"):
-        stored_instance.report_runless_asset_event(dg.AssetMaterialization("deep_audit", partition=name))
+    text = configuration.read_text()
+    configuration.write_text(text + '\n[policies."jobs.clicks"]\naudit = { deep_every = "7d" }\n')
+    assert requested(0) == ["jobs.clicks"], "it was never audited"
+    audited_now(stored_instance, "jobs.clicks")
     assert [requested(days) for days in (1, 6)] == [[], []]
-    # The run has ended after its tick.
-    assert requested(7) == ["jobs.clicks"]
-    assert requested(30) == ["jobs.clicks", "jobs.orders"]
+    assert requested(7) == ["jobs.clicks"], "the run has ended after its tick"
+    configuration.write_text(text + '\n[policies."jobs.clicks"]\naudit = { deep_every = "1h" }\n')
+    assert requested(0.5 / 24) == [], "a quarter of an hour is the most that a run may be early"
+    assert requested(0.8 / 24) == ["jobs.clicks"]
+
+
+def test_a_tick_requests_a_share_of_the_queries_and_the_longest_unaudited_first(
+    stored_instance: dg.DagsterInstance, configuration: Path, requested: Requested
+) -> None:
+    text = configuration.read_text()
+    configuration.write_text(text + '\n[policies."*"]\naudit = { deep_every = "3d" }\n')
+    assert requested(0) == ["flights"], "three queries in three nights, and none was ever audited"
+    audited_now(stored_instance, "flights")
+    assert requested(1) == ["jobs.clicks"]
+    run = stored_instance.create_run_for_job(
+        build({"STATEKEEPER_CONFIG": str(configuration)}).resolve_job_def("audit_deep"),
+        tags={"dagster/partition": "jobs.clicks", "statekeeper/fleet": str(configuration)},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    assert requested(1) == ["jobs.orders"], "the run of the other one is unfinished"
+    stored_instance.report_run_failed(run)
+    assert requested(1) == ["jobs.orders"], "a query whose runs fail must not keep the others from being audited"
+    audited_now(stored_instance, "jobs.orders")
+    assert requested(1) == ["jobs.clicks"]
+    configuration.write_text(text + '\n[policies."*"]\naudit = { deep_every = "36h" }\n')
+    assert requested(3) == ["flights", "jobs.clicks"], "three queries in one and a half nights"

@@ -168,11 +168,15 @@ class Schedule:
     min_interval_seconds: float = 0.0
 
 
+LEAST_DEEP_EVERY_SECONDS = 3600.0
+"""The shortest time between two deep audits that a file may have: each one reads the whole checkpoint."""
+
+
 @dataclass(frozen=True)
 class AuditSchedule:
     """When Dagster audits a checkpoint beside its maintenance.
 
-    deep_every_seconds  time between two audits that read every byte; None for no such audit
+    deep_every_seconds  time between two audits that read every byte, at least an hour; None for no such audit
     """
 
     deep_every_seconds: float | None = None
@@ -1285,7 +1289,10 @@ class _Reader:
 
     def _value(self, value: Any, name: str, key: str) -> Any:
         if name.endswith("_seconds"):
-            return self._duration(value, key)
+            found = self._duration(value, key)
+            if name == "deep_every_seconds" and found < LEAST_DEEP_EVERY_SECONDS:
+                raise self._bad(key, f"is {_shown(value)}", "write at least 1h, for example 30d")
+            return found
         if name == "window":
             return self._window(value, key)
         if name.endswith("_bytes"):

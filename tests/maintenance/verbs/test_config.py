@@ -208,6 +208,7 @@ def test_the_roots_and_the_folders_of_a_file_have_its_places_of_history_and_repo
             "defaults.schedule.window is '09:00-09:00' -> write start and end",
         ),
         ("[defaults.schedule]\nmin_interval = 5", "defaults.schedule.min_interval is 5 -> write a number and a unit"),
+        ("[defaults.audit]\ndeep_every = '59m'", "defaults.audit.deep_every is '59m' -> write at least 1h"),
         ("[defaults.labels]\ntier = 1", "defaults.labels.tier is not a string"),
         ("[roots", "correct the TOML syntax"),
     ],
