@@ -13,6 +13,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from statekeeper.assets.history import delete_ended_runs
 from statekeeper.assets.maintenance import run_config
@@ -41,6 +42,15 @@ def test_each_sensor_and_schedule_runs_by_default(definitions: dg.Definitions) -
         *("hourly_fleet_health", "daily_history", "weekly_report", "weekly_prune"),
     }
     assert {one.default_status for one in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
+
+
+def test_a_failed_run_of_a_job_that_reads_for_hours_is_reported_too(definitions: dg.Definitions) -> None:
+    found: Any = definitions.get_repository_def().get_sensor_def("notify_on_failure")
+    assert {job.name for job in found._monitored_jobs} >= {"audit_deep", "drill_restore", "maintain_query"}
+    tags = definitions.resolve_job_def("audit_deep").tags
+    limits = yaml.safe_load((REPOSITORY / "dagster.yaml").read_text())["concurrency"]["runs"]["tag_concurrency_limits"]
+    assert {one["key"] for one in limits} == {"dagster/partition", "statekeeper/alone"}
+    assert "statekeeper/alone" in tags
 
 
 def test_only_jobs_of_short_work_have_a_limit_on_their_runtime(definitions: dg.Definitions) -> None:

@@ -66,8 +66,8 @@ def gather(
     `cluster` then reads the stores.
 
     Requests: four listings, two more if files are ahead of the logs, one for each commit, a handful for the root, two for
-    each operator; for a store see `gather_store`; with `scratch`, four listings more. `progress(done, total)` counts stores;
-    several threads call it.
+    each operator; for a store see `gather_store`; with `scratch`, four more listings. `progress(done, total)` counts
+    stores; several threads call it.
 
     *Guarantee*: nothing is written below the root. A problem of one file or store does not stop the audit of the others.
     With `scratch`, the query may run and files may be deleted meanwhile: if so, logs and files are listed again at the end,
