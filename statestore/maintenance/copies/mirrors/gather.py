@@ -36,12 +36,10 @@ def gather(source: Storage, destination: Storage, *, batch: int | None = None, s
     since = None if record is None or record.batch < 0 else _since(source, existing, record)
     facts = clones.gather(source, destination, batch=batch, stopped=stopped, since=since, supported=ROCKSDB)
     marks = records.read_marks(destination, list(lists))
-    newest = max(batches_of(entry for entry in existing if entry.path.startswith(f"{names.COMMITS}/")), default=-1)
-    known = {path: mark for path, mark in marks.items() if plan.is_confirmed(path, newest)}
-    written = (source, destination, facts.source, facts.existing, known)
+    written = (source, destination, facts.source, facts.existing, marks)
     logs = {} if record is None else _logs(source, destination, existing, record)
     return MirrorFacts(
-        copy=replace(facts, marks={**known, **plan.unchanged(*written)}),
+        copy=replace(facts, marks={**marks, **plan.unchanged(*written)}),
         record=record,
         marks=marks,
         lists=lists,

@@ -287,20 +287,6 @@ def _divergence(gathered: MirrorFacts, record: MirrorRecord, *, differs: bool) -
     return None
 
 
-def is_confirmed(path: str, newest: int) -> bool:
-    """Return whether the list of copied files tells the bytes of a file in the mirror. `newest`: its newest commit.
-
-    Race: on a cluster, a run fails while its copy of `9.changelog` stalls; the source is rewound, and writes another
-    `9.changelog` of this size; the next run lists it, and fails; the stalled copy creates the old file. The run after it
-    would take this for the listed file. So in structure V1 the list counts only up to the newest commit of the mirror,
-    which a run writes after it has copied all state of the batch. Later files are copied again. Pure.
-    """
-    version = _version(path, StoreFileKind.CHANGELOG) or _version(path, StoreFileKind.SNAPSHOT)
-    if version is None or mirror_names.is_unique(path):
-        return True
-    return version <= newest + 1
-
-
 _PIECE_BYTES = 8 * 1024 * 1024
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from statekeeper.statestore.base.errors import ObjectMissing
 from statekeeper.statestore.checkpoint import catalog
-from statekeeper.statestore.format import mirror_names, names
+from statekeeper.statestore.format import names
+from statekeeper.statestore.format.names import VersionId
 from statekeeper.statestore.format.structure import Structure
-from statekeeper.statestore.maintenance.copies.clones import CopyFile
+from statekeeper.statestore.maintenance.copies.clones.model import CopyFile, Part
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import verbs
 from tests.support.audits import audited
@@ -99,27 +100,30 @@ def test_an_offset_that_the_source_deletes_during_a_run_leaves_the_logs_of_the_m
     assert (destination.list(names.OFFSETS), destination.list(names.COMMITS)) == logs
 
 
-def test_a_file_that_a_stalled_copy_creates_after_an_interrupted_run_is_copied_again(
-    disks: Roots, tmp_path: Path
+@pytest.mark.parametrize("is_first", [False, True])
+def test_in_structure_v1_an_interrupted_mirror_continues_after_the_source_has_deleted_the_mirrored_commit(
+    disks: Roots, tmp_path: Path, is_first: bool
 ) -> None:
-    """The file has the name and the size of the one in the source, which was rewound after the stalled copy read it."""
+    """It keeps the files that the interrupted run has copied."""
     source, destination = disks
     query = made(source, tmp_path, "native", Structure.V1, in_batch_logs=False)
-    mirrored(source, destination, tmp_path, stopped=True)
-    before = {entry.path for entry in source.list("")}
-    query.grow(1)
-    query.snapshot()
+    if not is_first:
+        mirrored(source, destination, tmp_path, stopped=True)
+        query.grow(1)
+        query.snapshot()
+    snapshot = query.checkpoint.stores[0].snapshot(VersionId(5 if is_first else 9))
     with pytest.raises(SimulatedCrash):
-        mirrored(source, _dying_after(destination, mirror_names.MIRRORED), tmp_path, stopped=True)
+        mirrored(source, _dying_after(destination, snapshot), tmp_path, stopped=True)
     _release(source)
     _release(destination)
-    new = [entry for entry in source.list(names.STATE) if entry.path not in before and not _is_final(entry.path)]
-    assert {entry.path.rpartition(".")[2] for entry in new} >= {"changelog", "zip"}
-    for entry in new:
-        destination.create(entry.path, bytes(entry.size_bytes))
-    mirrored(source, destination, tmp_path, stopped=True)
-    assert [one.path for one in new if destination.read(one.path) != source.read(one.path)] == []
-    assert require_right(query, destination, tmp_path / "whole") == 8
+    query.grow(5)
+    query.gc()
+    assert source.stat(names.commits(7)) is None
+    kept = {path for entry in destination.list(names.STATE) if source.stat(path := entry.path) is not None}
+    assert snapshot in kept
+    prepared, _ = mirrored(source, destination, tmp_path, stopped=True)
+    assert kept.isdisjoint(file.path for file in prepared.to_copy(Part.STATE))
+    assert require_right(query, destination, tmp_path / "whole") == (12 if is_first else 13)
 
 
 def test_an_entry_of_a_source_that_was_written_again_with_its_size_is_copied_again(
@@ -142,10 +146,6 @@ def test_an_entry_of_a_source_that_was_written_again_with_its_size_is_copied_aga
     source.create(path, body.replace(b"8", b"9"))
     mirrored(source, destination, tmp_path)
     assert destination.read(path) == source.read(path) != body
-
-
-def _is_final(path: str) -> bool:
-    return mirror_names.is_final(path) or names.parse_store_path(path.removesuffix(names.SIDECAR)) is None
 
 
 def _dying_after(storage: Storage, path: str) -> Storage:
