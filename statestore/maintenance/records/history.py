@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated, Any, Self, TypeAlias
 
 import msgspec
@@ -344,18 +345,23 @@ def records(storage: Storage, path: str) -> Iterator[HistoryRecord]:
     for each 4 MiB.
 
     A malformed line of an outcome is skipped. A malformed line of a plan raises an error, because a reader that misses a
-    planned action would miss its effect. Raises `CorruptFile`, `StorageError`.
+    planned action would miss its effect. Raises `CorruptFile`, `StorageError`; `ObjectMissing` if the file is deleted while
+    it is read.
     """
     verb, part = names.parse_history(path) or ("", "")
-    with suppress(ObjectMissing):
-        for line in read_lines(storage, path):
-            try:
-                found = decode(verb, part, json_object(line, path))
-                if not isinstance(found, EndedRun):
-                    yield found
-            except ValueError as error:
-                if part != "outcome":
-                    raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error
+    lines = read_lines(storage, path)
+    try:
+        first = next(lines, None)
+    except ObjectMissing:
+        return
+    for line in chain(() if first is None else (first,), lines):
+        try:
+            found = decode(verb, part, json_object(line, path))
+            if not isinstance(found, EndedRun):
+                yield found
+        except ValueError as error:
+            if part != "outcome":
+                raise CorruptFile(f"a line of the record is malformed: {error}", path=path) from error
 
 
 def newest_outcome(storage: Storage, verb: str) -> list[HistoryRecord]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from statekeeper.statestore.base.errors import CorruptFile
+from statekeeper.statestore.base.errors import CorruptFile, ObjectMissing
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.records import history
@@ -24,6 +24,7 @@ from statekeeper.statestore.maintenance.records.history import (
     TakenSnapshot,
     decode,
 )
+from statekeeper.statestore.storage.lines import PIECE_BYTES
 from tests.support.clocks import SleeplessClock
 from tests.support.memory import MemoryStorage
 
@@ -137,6 +138,17 @@ def test_a_malformed_line_of_a_plan_is_an_error_because_its_snapshot_would_be_mi
     storage.create(path, line + b"\n")
     with pytest.raises(CorruptFile):
         history.read(storage, path)
+
+
+def test_a_long_record_that_is_deleted_while_it_is_read_is_an_error_and_not_a_short_record() -> None:
+    storage, path = MemoryStorage(lambda: 0.0), names.history("20260101T000000Z", "snapshot", RUN, "outcome")
+    line = json.dumps(TAKEN.encode()).encode() + b"\n"
+    storage.create(path, line * (PIECE_BYTES // len(line) + 2))
+    found = history.records(storage, path)
+    assert next(found) == TAKEN
+    storage.delete([path])
+    with pytest.raises(ObjectMissing):
+        list(found)
 
 
 def test_a_missing_record_and_a_missing_outcome_are_empty() -> None:
