@@ -469,6 +469,12 @@ def cluster(memory_bytes: int = MEMORY_BYTES) -> Executor | None:
     return connect(memory_bytes=memory_bytes)
 
 
+def runs_on_spark() -> bool:
+    """Whether the tasks of this command run on a Spark cluster."""
+    ctx = click.get_current_context()
+    return _is_on_spark(ctx, ctx.meta.get(_CONFIGURED))
+
+
 def start_spark_for(ctx: click.Context, names: Iterable[str]) -> None:
     """Start this command again with spark-submit if one of several roots needs it: before the first result. No names: all
     that are configured. Raises as `cluster`."""

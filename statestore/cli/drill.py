@@ -23,6 +23,7 @@ from statekeeper.statestore.cli.common import (
     progress_bar,
     root_argument,
     run_of,
+    runs_on_spark,
     say,
     scratch_option,
     stopped_option,
@@ -30,7 +31,7 @@ from statekeeper.statestore.cli.common import (
 from statekeeper.statestore.cli.reports import show, show_plan
 from statekeeper.statestore.cli.verb_options import verb_options
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.upkeep.drill import Found
+from statekeeper.statestore.maintenance.upkeep.drill import Found, sparks
 from statekeeper.statestore.maintenance.verbs.contract import Run, perform, prepare
 from statekeeper.statestore.maintenance.verbs.drill import Drill, Ended
 from statekeeper.statestore.maintenance.verbs.start_drill import StartDrill
@@ -84,6 +85,8 @@ def drill(
     A worker needs space in --scratch for two loads of a store, each with its changelogs. Exit code 3: a store does not
     restore, or its rows differ. 4: a store was not compared, or not examined.
     """
+    if command is None and given["against_spark"] and runs_on_spark():
+        raise sparks.on_cluster()  # before this command starts Spark
     # A start of the query has no tasks for a cluster.
     how: dict[str, Any] = {"scratch": scratch, "workers": workers, "memory_bytes": memory_bytes}
     run = run_of(root, mode=mode, stopped=stopped, only_plans=dry_run or command is not None, **how)

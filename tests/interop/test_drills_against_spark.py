@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
+from statekeeper.statestore.base.errors import StorageError
+from statekeeper.statestore.checkpoint import catalog
 from statekeeper.statestore.contents.rows import contents_at, layout, opened
-from statekeeper.statestore.format.names import StorePath
+from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.records import drills
-from statekeeper.statestore.maintenance.upkeep.drill import Against, Drilled, Verdict
+from statekeeper.statestore.maintenance.upkeep.drill import (
+    Against,
+    Drilled,
+    DrillStore,
+    Reason,
+    StoreFacts,
+    Verdict,
+)
+from statekeeper.statestore.maintenance.upkeep.drill.sparks import compare
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import perform
 from statekeeper.statestore.storage import Storage, StorageSpec, open_storage
@@ -127,6 +138,31 @@ def _without_a_row(prefix: bytes) -> Callable[..., Iterator[tuple[list[bytes], l
             yield [key for key, _ in pairs], [value for _, value in pairs]
 
     return scan
+
+
+def test_a_difference_that_spark_has_shown_survives_a_later_error(query: NativeQuery, tmp_path: Path) -> None:
+    """Another store has no schema, and the storage fails at the end."""
+    storage = open_storage(query.root)
+    contents = contents_at(storage)
+    assert contents is not None
+    wrong, lost = min(contents.stores), StorePath(9, 0)
+    digests = dict.fromkeys(layout(contents, wrong).families, "1:aa")
+
+    @contextmanager
+    def failing(batch: int, stores: object) -> Iterator[Storage]:
+        yield storage
+        raise StorageError("timed out", path=f"{batch} {stores}")
+
+    restored = [(_of(store, contents.batch + 1), digests) for store in (wrong, lost)]
+    structure = catalog.structure_at(storage, contents.batch)
+    found = compare(contents, restored, structure, at=failing, is_copy=False)
+    assert found[wrong].is_equal is False
+    assert found[lost].is_equal is None
+    assert "its schema is not found" in found[lost].why
+
+
+def _of(store: StorePath, version: int) -> DrillStore:
+    return DrillStore(facts=StoreFacts(store=store, version=VersionId(version), load=None), reason=Reason.ASKED)
 
 
 def test_spark_reads_a_copy_of_the_sampled_stores_of_a_bucket(

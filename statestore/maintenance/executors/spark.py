@@ -352,6 +352,11 @@ def has_session() -> bool:
     return pyspark is not None and pyspark.SparkContext._active_spark_context is not None  # noqa: SLF001
 
 
+def is_connect() -> bool:
+    """Whether the environment makes PySpark use Spark Connect."""
+    return bool(os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"))
+
+
 def connect(*, memory_bytes: int, scratch: str | None = None) -> SparkExecutor:
     """Use the Spark session of this process: that of `spark-submit`, or the active one. It starts with the first task.
 
@@ -362,7 +367,7 @@ def connect(*, memory_bytes: int, scratch: str | None = None) -> SparkExecutor:
             f"--executor spark needs the package {package}, which is not installed; nothing was changed",
             hint=f"run: {how_to_install('spark')}, or start this command with spark-submit, {_GUIDE}",
         )
-    if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_CONNECT_MODE_ENABLED"):
+    if is_connect():
         raise UnsupportedEnvironment(
             "--executor spark needs a classic Spark session; Spark Connect has no access to executors; nothing was changed",
             hint=f"start this command with spark-submit, {_GUIDE}",

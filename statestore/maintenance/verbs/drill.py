@@ -104,7 +104,8 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
     )
     against_spark: bool = option(
         "Compare the rows also with those that Spark's own reader shows, in a local session of PySpark. Needs PySpark 4.0 "
-        "or later. Of a root that is not on a local disk, Spark reads a copy of the sample in --scratch.",
+        "or later and Java, and no cluster. Of a root that is not on a local disk, Spark reads a copy of the sample in "
+        "--scratch.",
         default=False,
     )
 
@@ -122,7 +123,8 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
         return bool(plan.plan.drill or plan.plan.refusals)
 
     def refusals(self, run: Run, plan: PlannedRestores) -> Iterable[StatekeeperError]:
-        return guards.refusals(*plan.plan.refusals, sparks.refusal() if self.against_spark else None)
+        spark = sparks.refusal(is_on_cluster=run.cluster is not None) if self.against_spark else None
+        return guards.refusals(*plan.plan.refusals, spark)
 
     def allowed(self, run: Run, plan: PlannedRestores) -> StatekeeperError | None:
         return None
@@ -164,7 +166,7 @@ class Drill(Verb[PlannedRestores, Ended, Found]):
             yield Work(run.storage, tell, done)
 
     def execute(self, run: Run, plan: PlannedRestores, work: Work[Ended]) -> Found:
-        """Restore the stores of the sample. Raises `UnsupportedEnvironment` for `against_spark`, `StorageError`."""
+        """Restore the stores of the sample. Raises `StorageError`."""
         facts = plan.gathered.gathered
         contents = contents_at(work.storage, any_encoding=True)
         outcomes: dict[StorePath, Ended] = {}
@@ -329,7 +331,9 @@ def _verdict(plan: DrillPlan, made: Found) -> str:
     if unknown := len(made.of(Verdict.NOT_COMPARED)) - without_spark:
         parts.append(f"{counted(unknown, 'store')} restored, rows not compared")
     if without_spark:
-        parts.append(f"{counted(without_spark, 'store')} restored with equal rows, not compared with Spark's reader")
+        parts.append(
+            f"{counted(without_spark, 'store')} restored with equal rows, not completely compared with Spark's reader"
+        )
     if same:
         parts.append(f"{counted(same, 'store')} restored with equal rows")
     return "; ".join(parts)

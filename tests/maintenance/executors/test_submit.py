@@ -58,6 +58,18 @@ def test_without_a_command_for_spark_the_error_has_the_complete_one_and_nothing_
     assert "==" not in several.stdout
 
 
+def test_a_drill_that_is_compared_with_spark_starts_no_cluster(large: Checkpoint, tmp_path: Path) -> None:
+    config = str(tmp_path / "statekeeper.toml")
+    for more in ([], ["--dry-run"]):
+        done = run("--config", config, "drill", "large", "--against-spark", *more, "--output", "json")
+        error = json.loads(done.stdout)["error"]
+        assert (done.exit_code, error["code"]) == (2, "unsupported_environment")
+        assert f"run: statekeeper --config {config} drill large --against-spark --executor local." in error["hint"]
+    assert (
+        run("--config", config, *shlex.split("drill large --against-spark --executor local --dry-run")).exit_code == 0
+    )
+
+
 def test_a_plan_needs_no_cluster_and_the_option_overrides_the_file(large: Checkpoint, tmp_path: Path) -> None:
     config = tmp_path / "statekeeper.toml"
     planned = [["snapshot", "large", "--all", "--dry-run"], ["gc", "large"], ["drill", "large", "--dry-run"]]

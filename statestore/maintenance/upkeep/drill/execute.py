@@ -20,7 +20,7 @@ from statekeeper.statestore.base.errors import (
 )
 from statekeeper.statestore.contents.differences import Change
 from statekeeper.statestore.contents.differences import Differences as RowDifferences
-from statekeeper.statestore.contents.rows import Contents, OpenStore, layout_or_bytes
+from statekeeper.statestore.contents.rows import Contents, Layout, OpenStore, layout_or_bytes
 from statekeeper.statestore.format.names import EMPTY, VersionId
 from statekeeper.statestore.format.state_conf import StateConf
 from statekeeper.statestore.maintenance.executors import Executor, Place
@@ -236,17 +236,14 @@ class _Drill:
     def _shown(self, restored: Restored) -> Shown:
         """Digest the decoded rows, or return why they cannot be compared with Spark's."""
         assert self.contents is not None  # a store was restored
-        opened, layout = self._opened(self.contents, restored), layout_or_bytes(self.contents, self.action.store)
-        if layout.unreadable is not None:
-            return layout.unreadable
         try:
-            return shown_digests(opened)
-        except (CorruptFile, UnknownFormatVersion) as error:
+            layout = layout_or_bytes(self.contents, self.action.store)
+            return layout.unreadable or shown_digests(self._opened(self.contents, restored, layout))
+        except (CorruptFile, ObjectMissing, UnknownFormatVersion) as error:
             return error
 
-    def _opened(self, contents: Contents, restored: Restored) -> OpenStore:
+    def _opened(self, contents: Contents, restored: Restored, layout: Layout) -> OpenStore:
         families = {} if restored.base is None else restored.base.column_families
-        layout = layout_or_bytes(contents, self.action.store)
         return OpenStore(
             contents=contents, store=self.action.store, layout=layout, database=restored.database, ids=families
         )
@@ -257,9 +254,10 @@ class _Drill:
         if self.contents is None:
             return None
         for decoded_rows in (_DECODED_ROWS, 0):
-            both = [self._opened(self.contents, one) for one in (other, restored)]
-            found = RowDifferences(before=both[0], after=both[1], decoded_rows=decoded_rows)
             try:
+                layout = layout_or_bytes(self.contents, self.action.store)
+                both = [self._opened(self.contents, one, layout) for one in (other, restored)]
+                found = RowDifferences(before=both[0], after=both[1], decoded_rows=decoded_rows)
                 keys = [one.key for one in found]
             except StatekeeperError:
                 continue  # the schema does not decode the rows: count them

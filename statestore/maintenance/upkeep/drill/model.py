@@ -234,10 +234,14 @@ class Drilled:
 
     @property
     def without_spark(self) -> str:
-        """Why a comparison with Spark's reader that was asked for says nothing about all rows; "" if it does, or was not
-        asked for."""
+        """Why a comparison with Spark's reader that was asked for does not cover all rows; "" if it does, or was not asked
+        for."""
+        return "" if self._open_of_spark is None else self._open_of_spark.why
+
+    @property
+    def _open_of_spark(self) -> Comparison | None:
         of_spark = (one for one in self.comparisons if one.against is Against.SPARK)
-        return next((one.why for one in of_spark if not one.is_decided), "")
+        return next((one for one in of_spark if not one.is_decided), None)
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
@@ -261,12 +265,20 @@ class Drilled:
         if self.problem:
             return f"{self.verdict.value} ({self.problem})"
         if self.compared:
-            without = f"; with Spark's reader, not all was compared: {self.without_spark}" if self.without_spark else ""
-            return f"equal to {' and to '.join(one.what for one in self.compared)}{without}"
+            return f"equal to {' and to '.join(one.what for one in self.compared)}{self._left_by_spark}"
         if not self.comparisons:
             return f"not compared: {self.action.not_compared}"
         reasons = [*([self.action.facts.no_older] if self.action.facts.older is None else []), *self._undecided]
         return f"not compared: {'; '.join(filter(None, reasons))}"
+
+    @property
+    def _left_by_spark(self) -> str:
+        missed = self._open_of_spark
+        if missed is None:
+            return ""
+        if missed.is_equal is None:
+            return f"; not compared with Spark's reader: {missed.why}"
+        return f"; with Spark's reader, not all was compared: {missed.why}"
 
     @property
     def _undecided(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from statekeeper.statestore.format.plain_values import grouped, plain_rows
 from statekeeper.statestore.format.provider import PROVIDER
 from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.format.unsafe_row import decode_rows
+from statekeeper.statestore.maintenance.executors.spark import is_connect
 from statekeeper.statestore.maintenance.upkeep.drill.model import Against, Comparison, DrillStore, Shown
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.engine.rows_digest import RowsDigest
@@ -61,14 +62,43 @@ _TIMERS_BY_KEY = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
 _INTERNAL = "$"
 
 
-def refusal() -> StatekeeperError | None:
-    """Return why rows cannot be compared with Spark here; None if they can."""
+def refusal(*, is_on_cluster: bool) -> StatekeeperError | None:
+    """Return why rows cannot be compared with Spark here; None if nothing prevents it before Spark starts.
+
+    `is_on_cluster`: a cluster restores the stores.
+    """
+    if is_on_cluster:
+        return on_cluster()
     if (package := missing("pyspark")) is not None:
         return UnsupportedEnvironment(
             f"--against-spark reads the state with Spark, and the package {package} is not installed; nothing was restored",
             hint=f"run: {how_to_install('spark')}. Or leave out --against-spark",
         )
+    import pyspark
+
+    if _release(pyspark.__version__) < (_FIRST_WITH_A_READER, 0):
+        return UnsupportedEnvironment(
+            f"--against-spark needs the reader of Spark 4.0 and later, and PySpark {pyspark.__version__} is installed; "
+            "nothing was restored",
+            hint="install pyspark 4.0 or later, or leave out --against-spark",
+        )
+    if is_connect():
+        return UnsupportedEnvironment(
+            "--against-spark needs a classic Spark session, and the environment of this process has Spark Connect; nothing "
+            "was restored",
+            hint="run the command without the variables SPARK_REMOTE and SPARK_CONNECT_MODE_ENABLED",
+        )
     return None
+
+
+def on_cluster() -> UnsupportedEnvironment:
+    """Return the error of a comparison with Spark whose session is that of a cluster."""
+    return UnsupportedEnvironment(
+        "--against-spark reads files of this machine with Spark, which the hosts of a cluster cannot read; nothing was "
+        "restored",
+        hint="on a machine with PySpark and Java, run: statekeeper drill ROOT --against-spark --executor local. Or "
+        "leave out --against-spark",
+    )
 
 
 # -- rows as texts -----------------------------------------------------------------------------------------------------
@@ -177,6 +207,11 @@ class Seen:
         mine = self.ours.get(family, str(RowsDigest()))
         (self.equal if mine == theirs else self.other).append(family)
 
+    def leave(self, why: str) -> None:
+        """Give the reason to the families that were not compared."""
+        seen = {*self.equal, *self.other, *self.unknown}
+        self.unknown |= dict.fromkeys(self.ours.keys() - seen if seen or self.ours else {None}, why)
+
     def comparison(self, batch: int, *, is_copy: bool) -> Comparison:
         """The result. Families that were not compared leave it open, unless another one differs."""
         reader = f"Spark's reader at batch {batch:,}{' of a local copy' if is_copy else ''}"
@@ -206,7 +241,7 @@ def compare(
     and way to read.
 
     `restored`: the digests of `shown_digests`, or why there are none; `at`: where Spark reads them. A store that cannot be
-    compared has the reason. Raises `UnsupportedEnvironment`.
+    compared has the reason. An error hides no difference that was found before.
     """
     found: Compared = {}
     groups: dict[int, dict[StorePath, Seen]] = {}
@@ -217,16 +252,18 @@ def compare(
             groups.setdefault(action.version.version - 1, {})[action.store] = Seen(shown)
     if not groups:
         return found
-    session = _session(contents, structure)
+    try:
+        session = _session(contents, structure, is_copy=is_copy)
+    except Exception as error:  # noqa: BLE001 - Spark raises errors of many kinds, and each means: not compared
+        why = f"Spark does not start: {_told(error)}"
+        return found | {store: unknown(why) for stores in groups.values() for store in stores}
     for batch, stores in sorted(groups.items()):
         try:
             with at(batch, list(stores)) as place:
                 _compare_at(session, contents, place, batch, stores)
-        except StatekeeperError as error:
-            found |= {
-                store: unknown(f"Spark's reader gets no files of batch {batch:,}: {error.what}") for store in stores
-            }
-            continue
+        except (StatekeeperError, OSError) as error:
+            for seen in stores.values():
+                seen.leave(f"Spark's reader gets no files of batch {batch:,}: {_told(error)}")
         found |= {store: seen.comparison(batch, is_copy=is_copy) for store, seen in stores.items()}
     return found
 
@@ -234,13 +271,18 @@ def compare(
 def _compare_at(
     session: SparkSession, contents: Contents, place: Storage, batch: int, stores: Mapping[StorePath, Seen]
 ) -> None:
-    """Compare stores of one batch. Raises as `catalog.operator_at` and `layout_or_bytes`."""
+    """Compare stores of one batch. An error concerns only the stores of one kind."""
     kinds: dict[tuple[int, str], dict[int, Seen]] = {}
     for store, seen in stores.items():
         kinds.setdefault((store.operator, store.store), {})[store.partition] = seen
     for (operator, name), partitions in kinds.items():
-        metadata = catalog.operator_at(place, operator, batch)
-        families = layout_or_bytes(contents, StorePath(operator, min(partitions), name)).families
+        try:
+            metadata = catalog.operator_at(place, operator, batch)
+            families = layout_or_bytes(contents, StorePath(operator, min(partitions), name)).families
+        except StatekeeperError as error:
+            for seen in partitions.values():
+                seen.leave(f"its schema is not found: {_told(error)}")
+            continue
         known = {family for seen in partitions.values() for family in seen.ours} | families.keys()
         for view in views(metadata.name if metadata else "", name, known):
             try:
@@ -260,9 +302,13 @@ def _why(error: Exception, view: View, origin: Origin) -> str:
 
     if view.is_of_all and _release(pyspark.__version__) < _FIRST_WITH_ALL_FAMILIES:
         return f"not shown by the reader of Spark {pyspark.__version__}; that of Spark 4.2 shows it"
-    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     in_batch_logs = "; if its changes are in batch logs, first run: statekeeper unpack ROOT"
-    return f"Spark's reader fails: {first_line[:_LONGEST_REASON]}{in_batch_logs if origin is Origin.OWN else ''}"
+    return f"Spark's reader fails: {_told(error)}{in_batch_logs if origin is Origin.OWN else ''}"
+
+
+def _told(error: Exception) -> str:
+    text = error.what if isinstance(error, StatekeeperError) else str(error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
 
 
 def unknown(why: str) -> Comparison:
@@ -278,16 +324,11 @@ def _release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _session(contents: Contents, structure: Structure) -> SparkSession:
-    """A session for this state: beside the active session of this process, otherwise a local one that stays."""
-    import pyspark
+def _session(contents: Contents, structure: Structure, *, is_copy: bool) -> SparkSession:
+    """A session for this state: beside the active session of this process, otherwise a local one that stays. Raises
+    `UnsupportedEnvironment`, and errors of Spark."""
     from pyspark.sql import SparkSession
 
-    if _release(pyspark.__version__) < (_FIRST_WITH_A_READER, 0):
-        raise UnsupportedEnvironment(
-            f"--against-spark needs the reader of Spark 4.0 and later, and PySpark {pyspark.__version__} is installed",
-            hint="install pyspark 4.0 or later, or leave out --against-spark",
-        )
     started = SparkSession.builder.master("local[2]").appName("statekeeper drill")
     for name, value in {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}.items():
         started = started.config(name, value)
@@ -296,6 +337,12 @@ def _session(contents: Contents, structure: Structure) -> SparkSession:
         raise UnsupportedEnvironment(
             "--against-spark needs a classic Spark session, and this process has one of Spark Connect",
             hint="run statekeeper in a process without SPARK_REMOTE",
+        )
+    master = session.sparkContext.master or ""
+    if is_copy and not master.startswith("local"):
+        raise UnsupportedEnvironment(
+            f"the Spark session of this process runs its tasks on {master}, which cannot read the copy on this machine",
+            hint="run statekeeper in a process of its own",
         )
     confs = {
         PROVIDER: contents.conf.provider.class_name,
@@ -357,18 +404,15 @@ def _digest_rows(family: str | None, batches: Iterable[pa.RecordBatch]) -> Itera
 
 def _as_stored(table: pa.Table) -> tuple[list[Any], list[Any]]:
     """Convert what the reader shows to keys and values as the store has them."""
-    columns = {name: plain_rows(_flat(table, name)) for name in table.column_names if name not in _NUMBERS}
-    keys: list[Any] = columns["key"]
-    if "expiration_timestamp_ms" in table.column_names:
+    names = table.column_names
+    keys: list[Any] = plain_rows(_flat(table, "key"))
+    if "expiration_timestamp_ms" in names:
         times = table.column("expiration_timestamp_ms").to_pylist()
         return [{"key": key, "expiryTimestampMs": at} for key, at in zip(keys, times, strict=True)], [{}] * len(keys)
-    if "user_map_key" in columns:
-        pairs = zip(keys, columns["user_map_key"], strict=True)
+    if "user_map_key" in names:
+        pairs = zip(keys, plain_rows(_flat(table, "user_map_key")), strict=True)
         return [{"key": key, "userKey": user} for key, user in pairs], _values(_flat(table, "user_map_value"))
-    return keys, _values(_flat(table, "list_element" if "list_element" in columns else "value"))
-
-
-_NUMBERS = ("expiration_timestamp_ms",)
+    return keys, _values(_flat(table, "list_element" if "list_element" in names else "value"))
 
 
 def _flat(table: pa.Table, name: str) -> pa.Table:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from statekeeper.statestore.base.errors import UnsupportedEnvironment
 from statekeeper.statestore.checkpoint.lineage import BaseKind, LoadPlan
 from statekeeper.statestore.format.names import EMPTY, StorePath, VersionId
 from statekeeper.statestore.maintenance.upkeep.drill import (
@@ -14,6 +25,12 @@ from statekeeper.statestore.maintenance.upkeep.drill import (
     Verdict,
 )
 from statekeeper.statestore.maintenance.upkeep.drill.sparks import Seen, unknown, views
+from statekeeper.statestore.maintenance.verbs.config import Mode, Policies
+from statekeeper.statestore.maintenance.verbs.contract import prepare
+from statekeeper.statestore.maintenance.verbs.drill import Drill
+from statekeeper.statestore.storage import Storage, open_storage
+from tests.support import apart, verbs
+from tests.support.keyed_roots import KeyedRoot
 
 FACTS = StoreFacts(
     store=StorePath(0, 0),
@@ -59,8 +76,19 @@ def test_a_store_that_spark_does_not_show_is_not_green_if_another_comparison_pro
         comparisons=(replay, unknown("Spark's reader fails: no memory")),
     )
     assert (found.verdict, found.is_proved) == (Verdict.NOT_COMPARED, True)
+    assert found.explained == ("equal to the replay; not compared with Spark's reader: Spark's reader fails: no memory")
+
+
+def test_a_family_that_the_reader_does_not_show_is_named_beside_another_comparison() -> None:
+    seen = Seen({"total": ROWS, "$ttl_total": ROWS})
+    seen.add("total", ROWS)
+    seen.leave("not shown")
+    replay = Comparison(against=Against.REPLAY, what="the replay", is_equal=True)
+    comparisons = (replay, seen.comparison(2, is_copy=False))
+    found = Drilled(action=DrillStore(facts=FACTS, reason=Reason.NEVER), digest=ROWS, comparisons=comparisons)
     assert found.explained == (
-        "equal to the replay; with Spark's reader, not all was compared: Spark's reader fails: no memory"
+        "equal to the replay; with Spark's reader, not all was compared: equal to 1 column family of Spark's reader at "
+        "batch 2; column family $ttl_total: not shown"
     )
 
 
@@ -82,3 +110,57 @@ def test_each_family_is_read_once() -> None:
     assert [view.options for view in views("symmetricHashJoin", "left-keyToNumValues", [None])] == [
         (("storeName", "left-keyToNumValues"),)
     ]
+
+
+def test_a_store_without_rows_that_spark_does_not_read_is_not_compared() -> None:
+    seen = Seen({})
+    seen.leave("the storage fails")
+    assert seen.comparison(2, is_copy=False) == unknown("the storage fails")
+
+
+# -- where it is possible ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Storage:
+    made = KeyedRoot(open_storage(str(tmp_path / "root")), tmp_path / "hosts", partitions=1)
+    made.grow(1)
+    return made.storage
+
+
+def refusals(root: Storage, tmp_path: Path, **how: Any) -> list[str]:
+    run = verbs.a_run(root, Policies(mode=Mode.SNAPSHOTS), scratch=tmp_path, **how)
+    found = prepare(Drill(against_spark=True), run).refusals
+    assert all(isinstance(one, UnsupportedEnvironment) for one in found)
+    return [f"{one.what} -> {one.hint}" for one in found]
+
+
+def test_a_drill_on_a_cluster_is_not_compared_with_spark_on_its_hosts(root: Storage, tmp_path: Path) -> None:
+    [refusal] = refusals(root, tmp_path, cluster=apart.elsewhere(scratch=tmp_path / "another host"))
+    assert "the hosts of a cluster cannot read" in refusal
+    assert f"run: statekeeper drill {root.url} --against-spark --executor local." in refusal
+
+
+def test_a_spark_without_the_reader_is_refused_before_a_store_is_restored(
+    root: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusals(root, tmp_path) == []
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    assert ["Spark Connect" in one for one in refusals(root, tmp_path)] == [True]
+    monkeypatch.setattr(pyspark, "__version__", "3.5.8")
+    assert ["PySpark 3.5.8 is installed" in one for one in refusals(root, tmp_path)] == [True]
+
+
+def test_a_spark_that_does_not_start_leaves_the_restores_not_compared(root: Storage, tmp_path: Path) -> None:
+    """In a process of its own, without Java."""
+    done = subprocess.run(
+        [sys.executable, "-m", "statekeeper", "drill", root.url, "--against-spark", "--output", "json"],
+        env={**os.environ, "JAVA_HOME": str(tmp_path / "no java")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shown = json.loads(done.stdout)
+    assert done.returncode == 4, done.stderr
+    assert {one["verdict"] for one in shown["restored"]} == {"not_compared"}
+    assert all("Spark does not start: " in one["explained"] for one in shown["restored"])

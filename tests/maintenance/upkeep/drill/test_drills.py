@@ -175,6 +175,16 @@ def test_a_wrong_row_in_a_snapshot_of_the_default_provider_is_found(tmp_path: Pa
             writer.finish()
         found = by_store(drilled(storage, tmp_path / "scratch", sample=100, mode=Mode.OBSERVE))
         assert found[store].verdict is verdict, found[store].explained
+    # A schema that does not decode the rows hides no difference, and no other comparison.
+    schema = checkpoint / names.state_schema(store.operator)
+    for damage in (lambda: schema.write_bytes(b"?"), schema.unlink):
+        damage()
+        how_with_spark = {"sample": 100, "mode": Mode.OBSERVE, "against_spark": True}
+        all_found = drilled(storage, tmp_path / "scratch", **how_with_spark)
+        assert not all_found.failed
+        assert by_store(all_found)[store].explained.endswith(": other rows")
+        others = [one for one in all_found.drilled if one.action.store != store]
+        assert all("Statekeeper does not decode its rows" in one.explained for one in others)
 
 
 def test_the_newest_snapshot_of_a_running_query_in_structure_v1_is_restored(tmp_path: Path) -> None:
