@@ -55,8 +55,8 @@ lint: $(if $(wildcard $(BIN)/lint-imports),,env)
 # Tests run programs as a second user, so it is open to all users, as /tmp is.
 MEMORY := $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || \
 	test "$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 2>/dev/null && echo /dev/shm)
-# Most tests wait for a process or a server, so two workers more than cores: with one more, a fifth of the time is idle.
-WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
+# Most tests wait for a process or a server, so one worker more than cores. More would only repeat the fixtures of modules.
+WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 IN_FOLDER = folder=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/statekeeper-XXXXXX") && chmod 1777 "$$folder" && \
 	trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && TMPDIR="$$folder"
 # A useful set in less than five minutes; SET=all is what CI runs, and tests in ARGS are a set of their own.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", quick_spark.java_options())
 
-SHARE_ON_S3 = 12
+SHARE_ON_S3 = 24
 """One of this number of maintenance tests also runs on S3 in CI."""
 
 # How long an example takes says more of the machine than of the code.

@@ -10,8 +10,8 @@ from tests.support.twins import forgetful
 
 pytestmark = pytest.mark.spark
 
-SEEDS = (355, 356, 363, 371, 381, 412, 470, 548, 551, 592)
-"""Short sequences on ten kinds of queries and jobs: `make nightly` plays others each night."""
+SEEDS = (355, 363, 381, 470, 551)
+"""Short sequences on five kinds of queries and jobs: `make nightly` plays others each night."""
 
 
 @pytest.fixture(scope="module")
