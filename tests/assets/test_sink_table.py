@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from statekeeper.assets.partitions import QUERY_SET
 from statekeeper.resources.fleet import Fleet
 from statekeeper.resources.worker import Worker
-from statekeeper.statestore.maintenance.upkeep import sink_tables
 from tests.assets.conftest import schedule_of
 from tests.support.dagster_runs import checks, shown
 from tests.support.sink_tables import FILES, WrittenRoot, rows_of_batch, written
@@ -63,14 +60,7 @@ def test_a_table_that_cannot_be_optimized_turns_the_check_red_and_does_not_stop_
 def test_a_merge_that_another_program_has_hit_turns_the_check_red(
     definitions: dg.Definitions, instance: dg.DagsterInstance, made: WrittenRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = import_module(f"{sink_tables.__name__}.execute")
-    merged = execute.merged
-
-    def disturbed(*given: Any, **how: Any) -> Any:
-        made.opened().delete("batch = 1")
-        return merged(*given, **how)
-
-    monkeypatch.setattr(execute, "merged", disturbed)
+    made.delete_rows_during_merges(monkeypatch)
     check = checks(run(definitions, instance))["sink_tables_are_healthy"]
     assert not check.passed
     assert "rows: 1 merge dropped" in str(check.description)

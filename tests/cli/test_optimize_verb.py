@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from statekeeper.statestore.base.errors import NotACheckpoint
-from statekeeper.statestore.maintenance.upkeep import sink_tables
 from tests.support.commands import json_output, run
 from tests.support.sink_tables import FILES, WrittenRoot, written
 
@@ -85,13 +82,6 @@ def test_a_merge_that_another_program_has_hit_is_a_finding(
     made: WrittenRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program deletes rows while the merge is written."""
-    execute = import_module(f"{sink_tables.__name__}.execute")
-    merged = execute.merged
-
-    def disturbed(*given: Any, **how: Any) -> Any:
-        made.opened().delete("batch = 1")
-        return merged(*given, **how)
-
-    monkeypatch.setattr(execute, "merged", disturbed)
+    made.delete_rows_during_merges(monkeypatch)
     done = run("optimize", tmp_path / "root", tmp_path / "table", "--apply")
     assert (done.exit_code, "1 merge of 9 files: another program removed" in done.output) == (3, True)

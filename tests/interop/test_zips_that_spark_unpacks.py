@@ -60,7 +60,7 @@ def _headers(body: bytes) -> Iterator[int]:
 
 
 def _unpacked_by_spark(spark: SparkSession, body: bytes, folder: Path) -> dict[str, bytes] | None:
-    """The files, by name; None if Spark fails."""
+    """Unpack a zip with Spark, and return its files by name; None if Spark cannot unpack it."""
     jvm: Any = spark._jvm
     path, into = folder / "damaged.zip", folder / "unpacked"
     path.write_bytes(body)

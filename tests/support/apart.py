@@ -50,7 +50,7 @@ class Apart(LocalExecutor):
         super().map(_Sent(task, self), items, ended)
 
     def run_late(self) -> None:
-        """Run the stalled attempts. Nobody reads their outcomes."""
+        """Run the stalled attempts, and drop their outcomes."""
         for attempt in self.late:
             with contextlib.suppress(StatekeeperError):
                 attempt()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 
 from statekeeper.pipelines.sinks.data_files import DataFile
@@ -15,6 +17,7 @@ from statekeeper.pipelines.sinks.delta_log import DeltaLog
 from statekeeper.pipelines.sinks.delta_rows import Commit
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.maintenance.rollback import rewind
+from statekeeper.statestore.maintenance.upkeep import sink_tables
 from statekeeper.statestore.maintenance.upkeep.retention import RetentionPolicy
 from statekeeper.statestore.maintenance.upkeep.sink_tables import Optimized
 from statekeeper.statestore.maintenance.verbs.contract import Maintainer, Prepared, perform, prepare
@@ -83,6 +86,17 @@ class WrittenRoot:
     def rows(self, version: int | None = None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.opened(version).to_pyarrow_table().to_pylist()
         return sorted(found, key=lambda row: (row["batch"], row["number"]))
+
+    def delete_rows_during_merges(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let another program delete rows of the table while a merge is written."""
+        execute = import_module(f"{sink_tables.__name__}.execute")
+        merged = execute.merged
+
+        def disturbed(*given: Any, **how: Any) -> Any:
+            self.opened().delete("batch = 1")
+            return merged(*given, **how)
+
+        monkeypatch.setattr(execute, "merged", disturbed)
 
     def data_files(self) -> set[str]:
         return {

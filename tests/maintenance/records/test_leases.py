@@ -232,7 +232,7 @@ COPIES = "statekeeper.statestore.maintenance.copies"
 
 def one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies have a pool of their own."""
-    monkeypatch.setattr(import_module(f"{COPIES}.clones.execute"), "AT_ONCE", 1)
+    monkeypatch.setattr(import_module(f"{COPIES}.clones"), "AT_ONCE", 1)
     monkeypatch.setattr(parallel, "AT_ONCE", 1)
 
 

@@ -423,7 +423,7 @@ def test_a_table_that_was_made_again_is_left_alone(made: WrittenRoot, tmp_path: 
 
 
 def test_a_merge_that_the_second_plan_needs_a_stopped_query_for_is_left_out(made: WrittenRoot, tmp_path: Path) -> None:
-    """The first plan needed none, so that nobody looked whether the query is stopped."""
+    """The first plan deleted no file, so it did not require a stopped query."""
     small = written(tmp_path / "small", 1)
     prepared = planned(small, tmp_path / "scratch", stopped=True)
     small.grow(1)
