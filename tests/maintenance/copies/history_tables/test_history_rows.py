@@ -97,7 +97,7 @@ def test_the_first_batch_of_a_query_is_in_its_row() -> None:
 
 def test_the_lines_of_a_plan_with_many_files_are_not_in_memory_together() -> None:
     def lines() -> Iterator[bytes]:
-        return (b'{"delete": "state/0/0/%d.zip", "rule": "superseded"}' % number for number in range(100_000))
+        return (b'{"delete": "state/0/0/%d.zip", "rule": "superseded"}' % number for number in range(10_000))
 
     files = RunFiles(
         name=f"20260101T000000Z-gc-{'a' * 36}",
@@ -108,11 +108,11 @@ def test_the_lines_of_a_plan_with_many_files_are_not_in_memory_together() -> Non
     )
     tracemalloc.start()
     try:
-        done = b'{"store": "state/0/0", "files": 100000, "bytes": 1, "outcome": "done"}'
+        done = b'{"store": "state/0/0", "files": 10000, "bytes": 1, "outcome": "done"}'
         row, steps, problems = run_rows(ABOUT, files, lines, lambda: [done])
-        assert (row["planned_steps"], row["files_deleted"], problems) == (100_000, 100_000, [])
-        assert sum(step["outcome"] == "deleted" for step in steps) == 100_000
-        # All lines need some 50 MB, and all rows some 250 MB.
+        assert (row["planned_steps"], row["files_deleted"], problems) == (10_000, 10_000, [])
+        assert sum(step["outcome"] == "deleted" for step in steps) == 10_000
+        # All lines need some 5 MB, and all rows some 25 MB.
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
