@@ -133,7 +133,8 @@ def settled_ms(times: BatchTimes) -> int | None:
 def _due_ranges(key_groups: range, now_ms: int, after_ms: int | None) -> list[KeyRange]:
     if after_ms is not None and now_ms <= after_ms:
         return []
-    return [due_range(group, now_ms, after_ms) for group in key_groups]
+    # A key has its key group in little-endian order, in which 256 is before 255.
+    return sorted(due_range(group, now_ms, after_ms) for group in key_groups)
 
 
 def _entries(keys: PlacedKeys, times: Times) -> PlacedKeys:

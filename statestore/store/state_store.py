@@ -11,6 +11,7 @@ In structure V1 the name of the object is only its version. A new attempt replac
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,7 @@ class CommitMetrics:
 _AHEAD_VERSIONS = 16
 _AHEAD_KEYS = 20_000
 _AHEAD_BYTES = 4 * 1024 * 1024
-"""If a load keeps that much in memory, the local copy should be advanced after the batch."""
+"""If a load keeps that much in memory, or half of its limit, the local copy should be advanced after the batch."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class StateStore:
         structure: Structure = Structure.V2,
         batch_log: BatchLogPart | None = None,
         part_bytes: int = PART_BYTES,
+        ahead: AheadLimits = AHEAD,
         open_copies: OpenCopies | None = None,
     ) -> None:
         self.base = base
@@ -172,6 +174,7 @@ class StateStore:
         self._clock = clock
         self._changelog: _Changelog | None = None
         self._part_bytes = part_bytes
+        self._ahead = ahead
         self._open_copies = open_copies
         self._failure: LocalStateError | None = None
         self._released = False
@@ -250,6 +253,7 @@ class StateStore:
             structure=structure,
             batch_log=batch_log,
             part_bytes=limits.part_bytes,
+            ahead=limits.ahead,
             open_copies=open_copies,
         )
 
@@ -283,6 +287,8 @@ class StateStore:
 
         The ranges ascend and do not overlap. No piece is empty.
         """
+        if any(start < end for (_, end), (start, _) in itertools.pairwise(ranges)):
+            raise ValueError("the ranges of a scan do not ascend, or overlap")
         return self._pending.over(self._stored(ranges), ranges)
 
     def _stored(self, ranges: Sequence[KeyRange]) -> Iterator[Columns]:
@@ -410,7 +416,9 @@ class StateStore:
         self._open_copies.keep(self._folder.folder, copy)
 
     def _ahead_is_large(self) -> bool:
-        return len(self._pending) >= _AHEAD_KEYS or self._pending.held_bytes >= _AHEAD_BYTES
+        keys = min(_AHEAD_KEYS, self._ahead.records // 2)
+        size_bytes = min(_AHEAD_BYTES, self._ahead.uncompressed_bytes // 2)
+        return len(self._pending) >= keys or self._pending.held_bytes >= size_bytes
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -53,6 +53,14 @@ def test_a_scan_of_a_prefix_returns_only_its_keys_in_order(host: Host) -> None:
         assert [key for key, _ in store.scan()] == [b"", b"a", b"ba", b"bb", b"b\xff", b"b\xff\xff", b"c"]
 
 
+@pytest.mark.parametrize("ranges", [[(b"b", b"c"), (b"a", b"b")], [(b"a", b"c"), (b"b", b"d")]])
+def test_a_scan_of_ranges_that_do_not_ascend_or_overlap_is_refused(
+    host: Host, ranges: list[tuple[bytes, bytes]]
+) -> None:
+    with host.load(EMPTY) as store, pytest.raises(ValueError, match="do not ascend, or overlap"):
+        store.scan_ranges(ranges)
+
+
 def test_puts_during_a_scan_do_not_affect_it(host: Host) -> None:
     version = host.commit(EMPTY, {b"%02d" % n: b"old" for n in range(20)})
     with host.load(version) as store:

@@ -118,6 +118,20 @@ def test_each_of_many_windows_is_returned_once_although_only_new_ones_get_a_time
     assert len(returned) == len(expected) > 500
 
 
+def test_windows_close_once_with_more_key_groups_in_a_partition_than_a_byte_counts() -> None:
+    columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
+    operator = windows(COLUMNS, ["key"], "at", {"total": ("sum", "value")}, allowed_lateness="0m")
+    keys = [str(number) for number in range(300)]
+    with OperatorHarness(operator, columns=columns, key_groups=600) as harness:
+        # The local copy gets the changes of some batches, and later ones stay in memory.
+        for _ in range(20):
+            given = rows(*((key, 1, 1) for key in keys), window_start=-1, window_end=9)
+            assert tuples(harness.batch(given)) == []
+        harness.batch(rows(("later", 0, 90), window_start=-10, window_end=10))
+        closed = tuples(harness.batch(rows(("later", 0, 90), window_start=-10, window_end=10)))
+    assert sorted(closed) == sorted((key, at(0), at(10), 20) for key in keys)
+
+
 def test_windows_in_one_sorted_store_do_what_windows_with_separate_timers_do() -> None:
     """Each batch of shuffled and late rows, over more batches than lie between two looks at all windows."""
     columns = pa.schema([*COLUMNS, ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)])
