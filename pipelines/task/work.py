@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -184,8 +184,12 @@ class Task:
         host = f"{socket.gethostname()}:{Path(plan.local_folder).absolute()}"
         copies = plan.copies_folder()
         for numbers, rows in plan.partitioning.split(batches, self._task, len(plan.row_columns)):
+            # The stores of the group are open together, each with changes that its local copy lacks.
+            ahead = plan.limits.ahead.shared_by(len(numbers) * len(stored(plan.operator)))
+            limits = replace(plan.limits, ahead=ahead)
             opened = {
-                number: _Stores(plan, number, worker=self._worker, ids=self._ids, folder=copies) for number in numbers
+                number: _Stores(plan, number, worker=self._worker, ids=self._ids, folder=copies, limits=limits)
+                for number in numbers
             }
             with contextlib.ExitStack() as stack:
                 stores = {number: partition.open(stack) for number, partition in opened.items()}
@@ -211,8 +215,11 @@ class Task:
 class _Stores:
     """The stores of one partition: opened for the batch, and reported."""
 
-    def __init__(self, plan: TaskPlan, partition: int, *, worker: Worker, ids: Ids, folder: Path) -> None:
+    def __init__(
+        self, plan: TaskPlan, partition: int, *, worker: Worker, ids: Ids, folder: Path, limits: StoreLimits
+    ) -> None:
         self._plan = plan
+        self._limits = limits
         self._partition = partition
         self._folder = folder
         self._assigned = plan.assignments.of_partition(partition)
@@ -239,7 +246,7 @@ class _Stores:
             clock=SystemClock(),
             ids=self._ids,
             snapshots=assigned.snapshots,
-            limits=self._plan.limits,
+            limits=self._limits,
             structure=self._plan.structure,
             batch_log=self._plan.batch_log,
             open_copies=self._worker.copies,

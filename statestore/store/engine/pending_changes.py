@@ -94,11 +94,15 @@ class PendingChanges:
         if self._spilled is not None:
             self._spill()
             for start, end in ranges:
-                entries = self._spilled.iter()
-                entries.seek(start)
+                with translated(self._scratch):
+                    entries = self._spilled.iter()
+                    entries.seek(start)
                 while entries.valid() and entries.key() < end:
                     yield entries.key(), _plain(entries.value())
                     entries.next()
+                # An iterator also ends at a block that it cannot read.
+                with translated(self._scratch):
+                    entries.status()
             return
         # A copy: the caller may put during the scan, and a spill empties the map.
         held = self._memory.copy()

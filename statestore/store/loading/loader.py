@@ -44,6 +44,11 @@ class AheadLimits:
     records: int = 75_000
     uncompressed_bytes: int = 16 * 1024 * 1024
 
+    def shared_by(self, stores: int) -> AheadLimits:
+        """Return the limits of each of so many stores that are open at once: together they need the memory of four."""
+        share = -(-stores // 4)
+        return replace(self, records=self.records // share, uncompressed_bytes=self.uncompressed_bytes // share)
+
 
 AHEAD = AheadLimits()
 

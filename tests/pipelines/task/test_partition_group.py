@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from statekeeper.statestore.format.structure import Structure
 from statekeeper.statestore.root.times import BatchTimes
 from statekeeper.statestore.storage import StorageSpec, open_storage
 from statekeeper.statestore.store.engine.sweep import SweepLimits
+from statekeeper.statestore.store.loading.loader import AHEAD, AheadLimits
 from statekeeper.statestore.store.state_store import StateStore, StoreAddress, StoreLimits
 
 ROWS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -131,6 +133,23 @@ def test_a_call_gets_the_rows_of_up_to_sixteen_partitions(tmp_path: Path, partit
     assert [report.rows_in for report in query.reports] == [
         sum(key % GROUPS * partitions // GROUPS == partition for key in keys) for partition in range(partitions)
     ]
+
+
+def test_the_stores_that_a_task_opens_together_share_the_memory_for_changes_that_local_copies_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, opened = StateStore.load, list[AheadLimits]()
+
+    def noted(*args: Any, **options: Any) -> StateStore:
+        opened.append(options["limits"].ahead)
+        return load(*args, **options)
+
+    monkeypatch.setattr(StateStore, "load", noted)
+    Query(tmp_path, TOGETHER).batch([1], [1])
+    assert len(opened) == TOGETHER
+    assert sum(ahead.records for ahead in opened) == 4 * AHEAD.records
+    assert sum(ahead.uncompressed_bytes for ahead in opened) == 4 * AHEAD.uncompressed_bytes
+    assert AHEAD.shared_by(4) == AHEAD.shared_by(1) == AHEAD
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

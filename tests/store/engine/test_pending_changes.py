@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statekeeper.statestore.base.errors import LocalStateDamaged
 from statekeeper.statestore.store.engine.pending_changes import PendingChanges
 from statekeeper.statestore.store.engine.rocks import range_of
 
@@ -88,4 +90,22 @@ def test_few_keys_with_large_values_spill_to_disk(tmp_path: Path) -> None:
     pending.put_many([b"c"], [None])
     assert scratch.exists()
     assert pending.split([b"a", b"c", b"d"]) == ({b"a": b"x" * 499, b"c": None}, [b"d"])
+    pending.close()
+
+
+def test_a_scan_over_changes_on_disk_that_cannot_be_read_fails(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    pending = PendingChanges(scratch, spill_keys=1_000)
+    random = np.random.default_rng(1)
+    for start in range(0, 8_000, 500):
+        numbered = [b"%08d" % number for number in range(start, start + 500)]
+        pending.put_many(numbered, [random.bytes(4_000) for _ in numbered])
+    assert sum(1 for _ in pending.ordered([range_of(b"")])) == 8_000
+    table = next(scratch.glob("*.sst"))
+    content = bytearray(table.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 5_000] = bytes(5_000)
+    table.write_bytes(content)
+    with pytest.raises(LocalStateDamaged):
+        list(pending.ordered([range_of(b"")]))
     pending.close()
