@@ -17,7 +17,7 @@ def latest_rows(
     row in the batch.
 
     columns   all columns of the rows that it keeps, with their types
-    order_by  the columns that tell which row of a key is the latest
+    order_by  the columns that tell which row of a key is the latest; null is before all values, as in Spark's order
     ttl       how long a key keeps its row, by processing time, since it became the latest; None: forever
 
     With a sink that merges by key (`DeltaSink(path, merge_on=keys)`), the table has the latest row of each key.
@@ -29,8 +29,15 @@ def latest_rows(
         both = pa.concat_tables([state.select(names).cast(rows.schema), rows])
         is_new = pa.array([False] * state.num_rows + [True] * rows.num_rows)
         by_key = both.append_column("is new", is_new).append_column("row", pa.array(range(both.num_rows)))
-        # Of equal rows the last one wins, which is a new one: Arrow's sort is stable.
-        ordered = by_key.sort_by([(name, "ascending") for name in (*order_by, "row")])
+        # Arrow sorts nulls after all values.
+        places = []
+        for number, name in enumerate(order_by):
+            if by_key[name].null_count:
+                places.append(f"has value {number}")
+                by_key = by_key.append_column(places[-1], by_key[name].is_valid())
+            places.append(name)
+        # Of equal rows the last one wins, which is a new one.
+        ordered = by_key.sort_by([(name, "ascending") for name in (*places, "row")])
         last = ordered.group_by(list(keys), use_threads=False).aggregate([("row", "last"), ("is new", "last")])
         latest = both.take(last.filter(last["is new_last"])["row_last"])
         return Update(output=latest, state=latest)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.statestore.base.errors import SchemaMismatch
+from statekeeper.statestore.base.errors import SchemaMismatch, WrongResult
 from statekeeper.statestore.format.state_rows import encode_bare_keys
 
 Aggregates = Mapping[str, tuple[str, str | None]]
 """Name of the result -> function (`count`, `sum`, `min`, `max`) and column of the rows. A count without a column, `None`,
-counts all rows. Nulls do not count, as in Spark."""
+counts all rows. As in Spark, nulls do not count, and NaN is the largest number."""
 
 _MERGED_BY = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 _OPTIONS = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+_DIGITS_OF_A_SUM, _MOST_DIGITS = 10, 38
+_IS_NAN = "is NaN: "
 
 
 def result_columns(columns: pa.Schema, aggregates: Aggregates) -> pa.Schema:
-    """Return the columns of the results: sums of integers are longs and sums of floats doubles, as in Spark.
+    """Return the columns of the results. As in Spark, sums of integers are longs, those of floats doubles, and those of
+    decimals have ten more digits.
 
     Raises `SchemaMismatch` for an unknown function or column.
     """
@@ -36,9 +41,11 @@ def _type(columns: pa.Schema, name: str, function: str, column: str | None) -> p
     if function == "count" or column is None:
         return pa.int64()
     kind = columns.field(column).type
-    if function == "sum" and not pa.types.is_decimal(kind):
-        return pa.float64() if pa.types.is_floating(kind) else pa.int64()
-    return kind
+    if function != "sum":
+        return kind
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision + _DIGITS_OF_A_SUM, _MOST_DIGITS), kind.scale)
+    return pa.float64() if pa.types.is_floating(kind) else pa.int64()
 
 
 def of_rows(rows: pa.Table, keys: Sequence[str], aggregates: Aggregates, results: pa.Schema) -> pa.Table:
@@ -64,13 +71,44 @@ def _keys_of(rows: pa.Table, keys: Sequence[str]) -> pa.Schema:
     return pa.schema([rows.field(key) for key in keys])
 
 
+def _require_sum(rows: pa.Table, keys: Sequence[str], name: str) -> None:
+    """Raise `WrongResult` if the sum of a key does not fit into its type. Arrow would return another number."""
+    kind = rows.schema.field(name).type
+    end = Decimal(10) ** (kind.precision - kind.scale) if pa.types.is_decimal(kind) else Decimal(2**63)
+    bounds = [abs(Decimal(bound)) for bound in pc.min_max(rows[name]).as_py().values() if bound is not None]
+    if not bounds or max(bounds) * rows.num_rows < end:
+        return
+    about = rows.select(list(keys)).append_column(name, rows[name].cast(pa.float64(), safe=False))
+    largest = pc.max(pc.abs(about.group_by(list(keys), use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]))
+    if Decimal(largest.as_py()) >= end:
+        raise WrongResult(
+            f"the sum {name!r} of a key is about {largest.as_py():.3g}, which does not fit into {kind}",
+            hint="cast the column to double before the operator, and start with a new root: a state cannot change so",
+        )
+
+
 def merged(partial: Iterable[pa.Table], keys: Sequence[str], aggregates: Aggregates) -> pa.Table:
-    """Merge partial results to one row for each key, in the order in which the keys appear."""
+    """Merge partial results to one row for each key, in the order in which the keys appear. Raises `WrongResult`."""
     tables = list(partial)
     schema = tables[0].schema
-    by_key = pa.concat_tables(table.cast(schema) for table in tables).group_by(list(keys), use_threads=False)
+    rows = pa.concat_tables(table.cast(schema) for table in tables)
     functions = {name: _MERGED_BY[function] for name, (function, _) in aggregates.items()}
-    found = by_key.aggregate([(name, function, _OPTIONS) for name, function in functions.items()])
-    columns = [found.column(key) for key in keys]
-    columns += [found.column(f"{name}_{function}") for name, function in functions.items()]
+    wanted = [(name, function, _OPTIONS) for name, function in functions.items()]
+    # Arrow's largest number of several ignores NaN.
+    maxima = {name for name, of in functions.items() if of == "max" and pa.types.is_floating(schema.field(name).type)}
+    for name, (function, _) in aggregates.items():
+        if function == "sum" and not pa.types.is_floating(schema.field(name).type):
+            _require_sum(rows, keys, name)
+    for name in maxima:
+        rows = rows.append_column(_IS_NAN + name, pc.is_nan(rows[name]))
+        wanted.append((_IS_NAN + name, "any", _OPTIONS))
+    found = rows.group_by(list(keys), use_threads=False).aggregate(wanted)
+
+    def result(name: str, function: str) -> pa.ChunkedArray:
+        column = found.column(f"{name}_{function}")
+        if name not in maxima:
+            return column.cast(schema.field(name).type)
+        return pc.if_else(found.column(f"{_IS_NAN}{name}_any"), pa.scalar(math.nan, column.type), column)
+
+    columns = [found.column(key) for key in keys] + [result(*one) for one in functions.items()]
     return pa.table(columns, names=[*keys, *aggregates])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import re
 import struct
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, Ttl
 from statekeeper.pipelines.operators import first_rows, latest_rows, running_aggregates, sessions, windows
+from statekeeper.pipelines.operators.partial import result_columns
 from statekeeper.pipelines.startup.older_roots import with_separate_timers
 from statekeeper.pipelines.testing.harness import OperatorHarness, Result
 from statekeeper.statestore.base.errors import SchemaMismatch, WrongInput, WrongResult
@@ -65,6 +69,69 @@ def test_the_latest_row_is_that_with_the_latest_time_and_not_the_last_to_arrive(
         assert tuples(harness.batch(rows(("a", 9, 4), (None, 4, 1)))) == [(None, 4, at(1))]
         # Of rows with the same time, the last one wins.
         assert tuples(harness.batch(rows(("a", 7, 5)))) == [("a", 7, at(5))]
+
+
+def test_any_value_in_order_by_is_later_than_null_and_nan_is_the_latest() -> None:
+    columns = pa.schema([("key", pa.int64()), ("version", pa.float64()), ("text", pa.string())])
+
+    def row(version: float | None) -> dict[str, Any]:
+        return {"key": 1, "version": version, "text": str(version)}
+
+    with OperatorHarness(latest_rows(columns, ["key"], ["version"]), columns=columns) as harness:
+
+        def latest(*versions: float | None) -> list[str]:
+            return [found["text"] for found in harness.batch([row(one) for one in versions]).output.to_pylist()]
+
+        assert latest(None) == ["None"]
+        assert latest(None, 5.0) == ["5.0"]
+        assert latest(None) == []
+        assert latest(math.nan, 6.0) == ["nan"]
+        assert latest(7.0) == []
+
+
+@pytest.mark.parametrize("as_sessions", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.decimal128(38, 0), Decimal(6 * 10**37)), (pa.int64(), -(2**62)), (pa.int64(), 2**62)]
+)
+def test_a_sum_that_its_type_does_not_hold_fails_and_changes_nothing(
+    kind: pa.DataType, value: Any, as_sessions: bool
+) -> None:
+    columns = pa.schema([("key", pa.int64()), ("at", TIMESTAMP), ("paid", kind)])
+    aggregates = {"paid": ("sum", "paid")}
+    given, spans = columns, {}
+    operator = running_aggregates(columns, ["key"], aggregates)
+    if as_sessions:
+        given = pa.schema([*columns, ("session_start", TIMESTAMP), ("session_end", TIMESTAMP)])
+        spans = {"session_start": at(0), "session_end": at(1)}
+        operator = sessions(columns, ["key"], "at", aggregates, allowed_lateness="0m")
+    row = {"key": 1, "at": at(0), "paid": value, **spans}
+    other = {"key": 2, "at": at(0), "paid": value, **spans}
+    with OperatorHarness(operator, columns=given) as harness:
+        state = harness.batch([row, other]).state
+        with pytest.raises(
+            WrongResult, match=rf"the sum 'paid' of a key is about .*, which does not fit into {re.escape(str(kind))}"
+        ):
+            harness.batch([row, row])
+        assert harness.batch([]).state == state
+
+
+def test_a_sum_of_decimals_has_ten_more_digits_and_nan_is_the_largest_number() -> None:
+    columns = pa.schema([("key", pa.int64()), ("paid", pa.decimal128(5, 2)), ("score", pa.float64())])
+    aggregates = {"paid": ("sum", "paid"), "best": ("max", "score"), "worst": ("min", "score")}
+    operator = running_aggregates(columns, ["key"], aggregates)
+    assert result_columns(columns, {"all": ("sum", "paid")}).field("all").type == pa.decimal128(15, 2)
+    most = Decimal("999.99")
+
+    def row(key: int, score: float | None) -> dict[str, Any]:
+        return {"key": key, "paid": most, "score": score}
+
+    with OperatorHarness(operator, columns=columns) as harness:
+        first = harness.batch([row(1, 1.0), row(1, math.nan), row(2, None), row(3, 2.0)])
+        assert repr(tuples(first)) == repr([(1, 2 * most, math.nan, 1.0), (2, most, None, None), (3, most, 2.0, 2.0)])
+        second = harness.batch([row(1, 5.0), row(2, math.nan), row(3, None)])
+        assert repr(tuples(second)) == repr(
+            [(1, 3 * most, math.nan, 1.0), (2, 2 * most, math.nan, math.nan), (3, 2 * most, 2.0, 2.0)]
+        )
 
 
 def test_duplicates_are_dropped_until_the_watermark_passes() -> None:

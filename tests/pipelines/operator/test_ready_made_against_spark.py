@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,25 @@ from statekeeper.pipelines.sinks.sink import AtLeastOnceSink
 from statekeeper.pipelines.startup.older_roots import with_separate_timers
 from tests.support.streams import Seen, Stream, conf
 
-COLUMNS = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+COLUMNS = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("value", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("price", pa.decimal128(5, 2)),
+        ("score", pa.float64()),
+    ]
+)
 BATCHES = 8
-AGGREGATES = {"n": ("count", None), "total": ("sum", "value"), "top": ("max", "value")}
+AGGREGATES = {
+    "n": ("count", None),
+    "total": ("sum", "value"),
+    "top": ("max", "value"),
+    "paid": ("sum", "price"),
+    "best": ("max", "score"),
+    "worst": ("min", "score"),
+}
+SCORES = np.array([None, math.nan, -1.5, 0.25, 3.0, math.inf], object)
 CONFS = {"spark.sql.streaming.noDataMicroBatches.enabled": "false", "spark.sql.shuffle.partitions": "2"}
 
 ByBatch = dict[int, Counter[str]]
@@ -46,7 +64,10 @@ def rows_of(batch: int, *, unique: bool) -> pa.Table:
         keys = np.where(random.random(count) < 0.5, random.integers(0, max(batch, 1) * count, count), keys)
     start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     at = [start + dt.timedelta(minutes=int(minute)) for minute in minutes]
-    return pa.table({"key": keys, "value": random.integers(0, 100, count), "at": at}, schema=COLUMNS)
+    prices = [Decimal(int(cents)) / 100 for cents in random.integers(90_000, 99_999, count)]
+    scores = random.choice(SCORES, count, p=[0.2, 0.1, 0.2, 0.2, 0.2, 0.1])
+    of_rows = {"key": keys, "value": random.integers(0, 100, count), "at": at, "price": prices, "score": scores}
+    return pa.table({name: pa.array(of_rows[name], COLUMNS.field(name).type) for name in COLUMNS.names})
 
 
 def text(rows: DataFrame) -> Counter[str]:
@@ -87,7 +108,15 @@ def flat(query: DataFrame, struct: str, start: str, end: str) -> DataFrame:
 
 
 def aggregated(grouped: Any) -> DataFrame:
-    return grouped.agg(F.count("*").alias("n"), F.sum("value").alias("total"), F.max("value").alias("top"))
+    found: DataFrame = grouped.agg(
+        F.count("*").alias("n"),
+        F.sum("value").alias("total"),
+        F.max("value").alias("top"),
+        F.sum("price").alias("paid"),
+        F.max("score").alias("best"),
+        F.min("score").alias("worst"),
+    )
+    return found
 
 
 def of_windows(slide: str | None) -> tuple[Any, ...]:
