@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -92,6 +92,8 @@ class Pieces:
     `HotKey`.
 
     A batch deletes at most `expired_rows` expired rows of each partition and store. Later batches delete the others.
+
+    Raises `SchemaMismatch` for a limit below 1.
     """
 
     rows: int = 65_536
@@ -100,6 +102,12 @@ class Pieces:
     hot_key_bytes: int = 64 * 1024 * 1024
     expired_rows: int = 100_000
     split_hot_keys: bool = False
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not isinstance(value, bool) and value < 1:
+                raise SchemaMismatch(f"Pieces({limit.name}={value}) is below 1", hint="give a limit of 1 or more")
 
 
 @dataclass(frozen=True)

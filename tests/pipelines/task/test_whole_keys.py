@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from statekeeper.pipelines.operator.declaration import Pieces
 from statekeeper.pipelines.task.whole_keys import Piece, WholeKeys
-from statekeeper.statestore.base.errors import HotKey
+from statekeeper.statestore.base.errors import HotKey, SchemaMismatch
 
 NO_LIMIT = 2**60
 
@@ -137,3 +137,9 @@ def test_the_memory_does_not_grow_with_the_partition():
         return peak
 
     assert peak_bytes(batches) < 1.5 * peak_bytes(batches // 10) + 500_000
+
+
+@pytest.mark.parametrize("limit", ["rows", "size_bytes", "hot_key_rows", "hot_key_bytes", "expired_rows"])
+def test_a_limit_below_one_is_rejected_before_a_query_starts(limit: str) -> None:
+    with pytest.raises(SchemaMismatch, match=rf"Pieces\({limit}=0\) is below 1 -> give a limit of 1 or more"):
+        Pieces(**{limit: 0})
