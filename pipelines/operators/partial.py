@@ -83,7 +83,7 @@ def _require_sum(rows: pa.Table, keys: Sequence[str], name: str) -> None:
     if Decimal(largest.as_py()) >= end:
         raise WrongResult(
             f"the sum {name!r} of a key is about {largest.as_py():.3g}, which does not fit into {kind}",
-            hint="cast the column to double before the operator, and start with a new root: a state cannot change so",
+            hint=f"cast its column to a wider decimal before the operator, and declare ColumnMapping(widened=[{name!r}])",
         )
 
 
