@@ -30,14 +30,14 @@ def latest_rows(
         is_new = pa.array([False] * state.num_rows + [True] * rows.num_rows)
         by_key = both.append_column("is new", is_new).append_column("row", pa.array(range(both.num_rows)))
         # Arrow sorts nulls after all values.
-        places = []
+        sorted_by = []
         for number, name in enumerate(order_by):
             if by_key[name].null_count:
-                places.append(f"has value {number}")
-                by_key = by_key.append_column(places[-1], by_key[name].is_valid())
-            places.append(name)
+                sorted_by.append(f"has value {number}")
+                by_key = by_key.append_column(sorted_by[-1], by_key[name].is_valid())
+            sorted_by.append(name)
         # Of equal rows the last one wins, which is a new one.
-        ordered = by_key.sort_by([(name, "ascending") for name in (*places, "row")])
+        ordered = by_key.sort_by([(name, "ascending") for name in (*sorted_by, "row")])
         last = ordered.group_by(list(keys), use_threads=False).aggregate([("row", "last"), ("is new", "last")])
         latest = both.take(last.filter(last["is new_last"])["row_last"])
         return Update(output=latest, state=latest)

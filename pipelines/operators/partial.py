@@ -18,7 +18,7 @@ counts all rows. As in Spark, nulls do not count, and NaN is the largest number.
 
 _MERGED_BY = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 _OPTIONS = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
-_DIGITS_OF_A_SUM, _MOST_DIGITS = 10, 38
+_DIGITS_OF_A_SUM, _MOST_DIGITS, _DIGITS_OF_AN_EXACT_SUM = 10, 38, 76
 _IS_NAN = "is NaN: "
 
 
@@ -74,17 +74,22 @@ def _keys_of(rows: pa.Table, keys: Sequence[str]) -> pa.Schema:
 def _require_sum(rows: pa.Table, keys: Sequence[str], name: str) -> None:
     """Raise `WrongResult` if the sum of a key does not fit into its type. Arrow would return another number."""
     kind = rows.schema.field(name).type
-    end = Decimal(10) ** (kind.precision - kind.scale) if pa.types.is_decimal(kind) else Decimal(2**63)
+    is_decimal = pa.types.is_decimal(kind)
+    end = Decimal(10) ** (kind.precision - kind.scale) if is_decimal else Decimal(2**63)
     bounds = [abs(Decimal(bound)) for bound in pc.min_max(rows[name]).as_py().values() if bound is not None]
     if not bounds or max(bounds) * rows.num_rows < end:
         return
-    about = rows.select(list(keys)).append_column(name, rows[name].cast(pa.float64(), safe=False))
-    largest = pc.max(pc.abs(about.group_by(list(keys), use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]))
-    if Decimal(largest.as_py()) >= end:
-        raise WrongResult(
-            f"the sum {name!r} of a key is about {largest.as_py():.3g}, which does not fit into {kind}",
-            hint=f"cast its column to a wider decimal before the operator, and declare ColumnMapping(widened=[{name!r}])",
-        )
+    exact = rows[name].cast(pa.decimal256(_DIGITS_OF_AN_EXACT_SUM, kind.scale if is_decimal else 0))
+    by_key = rows.select(list(keys)).append_column(name, exact).group_by(list(keys), use_threads=False)
+    sums = pc.min_max(by_key.aggregate([(name, "sum")])[f"{name}_sum"]).as_py()
+    for found in sums.values():
+        # A long has one negative number more. Arithmetic of `Decimal` would round to 28 digits; this does not.
+        if found.copy_abs() >= end and (is_decimal or found != -end):
+            raise WrongResult(
+                f"the sum {name!r} of a key is {found}, which does not fit into {kind}",
+                hint="cast its column to a wider decimal before the operator, and declare "
+                f"ColumnMapping(widened=[{name!r}])",
+            )
 
 
 def merged(partial: Iterable[pa.Table], keys: Sequence[str], aggregates: Aggregates) -> pa.Table:

@@ -60,7 +60,7 @@ def _headers(body: bytes) -> Iterator[int]:
 
 
 def _unpacked_by_spark(spark: SparkSession, body: bytes, folder: Path) -> dict[str, bytes] | None:
-    """Unpack a zip with Spark, and return its files by name; None if Spark cannot unpack it."""
+    """Let Spark unpack a zip. Return name -> content of each file, or None if Spark raises an error."""
     jvm: Any = spark._jvm
     path, into = folder / "damaged.zip", folder / "unpacked"
     path.write_bytes(body)

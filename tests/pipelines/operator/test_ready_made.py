@@ -109,10 +109,30 @@ def test_a_sum_that_its_type_does_not_hold_fails_and_changes_nothing(
     with OperatorHarness(operator, columns=given) as harness:
         state = harness.batch([row, other]).state
         with pytest.raises(
-            WrongResult, match=rf"the sum 'paid' of a key is about .*, which does not fit into {re.escape(str(kind))}"
+            WrongResult, match=rf"the sum 'paid' of a key is .*, which does not fit into {re.escape(str(kind))}"
         ):
             harness.batch([row, row])
         assert harness.batch([]).state == state
+
+
+@pytest.mark.parametrize(
+    ("kind", "extreme"),
+    [
+        (pa.int64(), 2**63 - 1),
+        (pa.int64(), -(2**63)),
+        (pa.decimal128(38, 2), Decimal("9" * 36 + ".99")),
+        (pa.decimal128(38, 2), Decimal("-" + "9" * 36 + ".99")),
+    ],
+)
+def test_the_most_extreme_sum_that_its_type_holds_is_kept(kind: pa.DataType, extreme: Any) -> None:
+    columns = pa.schema([("key", pa.int64()), ("paid", kind)])
+    with OperatorHarness(running_aggregates(columns, ["key"], {"paid": ("sum", "paid")}), columns=columns) as harness:
+        row, none = {"key": 1, "paid": extreme}, {"key": 1, "paid": type(extreme)(0)}
+        assert tuples(harness.batch([row, none, none])) == [(1, extreme)]
+        assert tuples(harness.batch([none])) == [(1, extreme)]
+        past_it = Decimal("0.01") if pa.types.is_decimal(kind) else 1
+        with pytest.raises(WrongResult, match="does not fit into"):
+            harness.batch([{"key": 1, "paid": past_it if extreme > 0 else -past_it}])
 
 
 def test_a_sum_of_decimals_has_ten_more_digits_and_nan_is_the_largest_number() -> None:
