@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import Ttl
-from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
+from statekeeper.pipelines.operators.merging import merged
+from statekeeper.pipelines.operators.partial import Aggregates, of_rows, result_columns
 
 
 def running_aggregates(

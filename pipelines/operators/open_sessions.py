@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statekeeper.pipelines.operators.partial import Aggregates, merged
+from statekeeper.pipelines.operators.merging import merged
+from statekeeper.pipelines.operators.partial import Aggregates
 
 START, END, OPEN = "session_start", "session_end", "sessions"
 

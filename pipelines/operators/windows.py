@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from statekeeper.pipelines.operator.declaration import StatefulOperator, Update
 from statekeeper.pipelines.operator.times import TIMESTAMP, Batch, TimeKind
-from statekeeper.pipelines.operators.partial import Aggregates, merged, of_rows, result_columns
+from statekeeper.pipelines.operators.merging import merged
+from statekeeper.pipelines.operators.partial import Aggregates, of_rows, result_columns
 
 START, END = "window_start", "window_end"
 
