@@ -6,15 +6,18 @@ Each table varies one setting, and the other settings have their defaults. The q
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks import spark_peers
-from benchmarks.measure import Table, flat, ratio
+from benchmarks.measure import Spread, Table, flat, ratio
 from benchmarks.turns import Course, Start, compared
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.pipelines.task.host import Host
@@ -68,6 +71,8 @@ def run(options: argparse.Namespace) -> list[Table]:
                 ["`StoreLimits.block_cache_bytes`. Every batch reads and changes all keys."],
                 (_STATE,),
             ),
+            # Last, because its workers have imported what a job needs.
+            _collections(session, options.rounds),
         ]
     finally:
         session.stop()
@@ -116,3 +121,34 @@ def _table(
             f"Ratio: time to that of the default. {rounds} alternating rounds of two measured batches.",
         ],
     )
+
+
+def _collections(session: SparkSession, rounds: int) -> Table:
+    """Measure what a worker does after each task, see `pipelines.task.garbage`."""
+    tasks = session.range(_SLOTS).repartition(_SLOTS).mapInArrow(_timed_collections, "all double, left double")
+    found = [row for _ in range(rounds) for row in tasks.collect()]
+    every, left = ([row[part] * 1000 for row in found] for part in ("all", "left"))
+    return Table(
+        title="Garbage collection of a worker after each task",
+        columns=["setting", "CPU ms per task"],
+        rows=[
+            ["as Spark does it", Spread.of(every).shown(1)],
+            ["with frozen modules (default)", Spread.of(left).shown(1)],
+        ],
+        notes=["The workers have run the batches of the tables above, and have imported pyarrow and pandas."],
+    )
+
+
+def _timed_collections(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    assert sum(batch.num_rows for batch in batches) >= 0
+    gc.unfreeze()
+    gc.collect()
+    every = _cpu_of_collection()
+    gc.freeze()
+    yield pa.record_batch({"all": [every], "left": [_cpu_of_collection()]})
+
+
+def _cpu_of_collection() -> float:
+    began = time.thread_time()
+    gc.collect()
+    return time.thread_time() - began

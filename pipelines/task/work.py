@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.task.assignments import Assignments
+from statekeeper.pipelines.task.garbage import freeze_modules
 from statekeeper.pipelines.task.group_stores import Stores
 from statekeeper.pipelines.task.initial_rows import InitialColumns, InitialRows
 from statekeeper.pipelines.task.partition_group import PartitionGroup
@@ -105,6 +106,7 @@ class TaskPlan:
             # error also stops the batch.
             yield from task.fail(error)
         else:
+            freeze_modules()
             # Maintain the host after the task's work is done. A worker that is killed meanwhile loses nothing.
             threading.Thread(target=task.maintain_host, daemon=True).start()
 
