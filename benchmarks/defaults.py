@@ -124,7 +124,7 @@ def _table(
 
 
 def _collections(session: SparkSession, rounds: int) -> Table:
-    """Measure what a worker does after each task, see `pipelines.task.garbage`."""
+    """Measure what a worker does after each task, see `statestore.base.garbage`."""
     tasks = session.range(_SLOTS).repartition(_SLOTS).mapInArrow(_timed_collections, "all double, left double")
     found = [row for _ in range(rounds) for row in tasks.collect()]
     every, left = ([row[part] * 1000 for row in found] for part in ("all", "left"))

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from statekeeper.pipelines.operator.declaration import StatefulOperator
 from statekeeper.pipelines.task.assignments import Assignments
-from statekeeper.pipelines.task.garbage import freeze_modules
 from statekeeper.pipelines.task.group_stores import Stores
 from statekeeper.pipelines.task.initial_rows import InitialColumns, InitialRows
 from statekeeper.pipelines.task.partition_group import PartitionGroup
@@ -37,6 +36,7 @@ from statekeeper.statestore.base.errors import (
     WrongInput,
     WrongResult,
 )
+from statekeeper.statestore.base.garbage import freeze_modules
 from statekeeper.statestore.format import names
 from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.format.state_rows import (

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from statekeeper.statestore.base.clock import RandomIds, SystemClock
 from statekeeper.statestore.base.errors import StatekeeperError, TaskLost, UnsupportedEnvironment
 from statekeeper.statestore.base.extras import how_to_install, missing
+from statekeeper.statestore.base.garbage import freeze_modules
 from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.maintenance.executors.base import Place, Task
 from statekeeper.statestore.storage import RequestCounts
@@ -259,6 +260,7 @@ class SparkExecutor:
 def _each(work: _Work, slices: Iterator[Sequence[tuple[int, Any]]]) -> None:
     for items in slices:
         work(iter(items))
+    freeze_modules()
 
 
 Release: TypeAlias = Mapping[str, str]

@@ -56,6 +56,7 @@ class World:
     damaged: Checkpoint
     on_the_cluster: list[Ran]
     of_the_damaged: list[Ran]
+    of_frozen_modules: Ran
     of_a_deadly_item: Ran
     of_a_defect: Ran
 
@@ -80,6 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ran = on_a_cluster(
         *([*one, *cluster] for one in verbs(folder / "remote")),
         *2 * [[*snapshot, *cluster]],
+        {"items": 4, "task": {"counts_frozen": True}},
         {"items": 12, "task": {"deadly": 5}},
         {"items": 3, "task": {"defect": 1}},
     )
@@ -88,8 +90,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         local=made,
         remote=remote,
         damaged=damaged,
-        on_the_cluster=ran[:-4],
-        of_the_damaged=ran[-4:-2],
+        on_the_cluster=ran[:-5],
+        of_the_damaged=ran[-5:-3],
+        of_frozen_modules=ran[-3],
         of_a_deadly_item=ran[-2],
         of_a_defect=ran[-1],
     )
@@ -128,6 +131,10 @@ def test_an_item_that_kills_its_worker_is_given_up_and_the_others_are_done(world
     assert world.of_a_deadly_item.exit_code == 0, world.of_a_deadly_item.errors
     assert told.pop("5") == "task_lost"
     assert told == {str(item): item * item for item in range(12) if item != 5}
+
+
+def test_the_modules_of_a_worker_are_left_out_of_its_garbage_collections(world: World) -> None:
+    assert min(world.of_frozen_modules.printed.values()) > 10_000, world.of_frozen_modules.errors
 
 
 def test_a_defect_in_a_task_is_raised_with_its_traceback(world: World) -> None:
