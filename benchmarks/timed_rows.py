@@ -42,7 +42,7 @@ _OF_SESSIONS = (
 )
 _OF_AGGREGATES = (
     "Count and sum with `running_aggregates`. The same job without state: see [operator_rows](#operator_rows). With 10,000 "
-    "rows, most of a batch is Spark's work around the task, so the upper limit is near 1."
+    "rows, most of a batch is Spark's work around the task."
 )
 _OF_TIMERS = (
     "Count and sum. Each row renews the TTL of its key, and moves its timer to one hour later. None is due. The peer lists "
