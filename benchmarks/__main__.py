@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -183,21 +185,29 @@ _HEADING = re.compile(r"^## (?:.*)\{ #(\w+) \}\n", re.MULTILINE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
+    """Run the command line. A benchmark that fails keeps its old section, and the others run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = ", ".join(f"{name} ({section.question})" for name, section in SECTIONS.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {names}")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: 5)")
-    parser.add_argument("--large", action="store_true", help="also run the largest sizes; takes many minutes")
+    parser.add_argument("--large", action="store_true", help="also run the largest sizes, as --write does")
     parser.add_argument("--write", action="store_true", help=f"write the new sections to {DOCUMENT.name}")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(SECTIONS)
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    options.large |= options.write
     sections = _sections(DOCUMENT.read_text()) if options.write and DOCUMENT.exists() else {}
+    failed = []
     for name in options.names or SECTIONS:
         other_work = OtherWork()
-        tables: list[Table] = importlib.import_module(f"benchmarks.{name}").run(options)
+        try:
+            tables: list[Table] = importlib.import_module(f"benchmarks.{name}").run(options)
+        except Exception:  # noqa: BLE001 - the others run
+            traceback.print_exc()
+            print(f"  {name} failed\n", flush=True)
+            failed.append(name)
+            continue
         where = machine(other_work)
         for table in tables:
             print(table.as_text())
@@ -207,6 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.write:
             DOCUMENT.parent.mkdir(exist_ok=True)
             DOCUMENT.write_text(_page(sections))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def _page(sections: Mapping[str, str]) -> str:

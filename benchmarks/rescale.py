@@ -18,8 +18,8 @@ from benchmarks.state_roots import job_root
 from statekeeper.pipelines.startup.session import spark_session
 from statekeeper.statestore.format.provider import Provider
 
-SIZES = (1_000_000,)
 LARGE = 10_000_000
+SIZES = (1_000_000, LARGE)
 FROM, TO = 8, 12
 _LEAST_SPEEDUP = 5.0
 STORES, FEWER_STORES = 200, 150
@@ -33,8 +33,7 @@ def run(options: argparse.Namespace) -> list[Table]:
     session = spark_session("benchmark", master="local[2]", conf={"spark.driver.memory": "4g"})
     session.sparkContext.setLogLevel("ERROR")
     try:
-        sizes = (*SIZES, LARGE) if options.large else SIZES
-        tables = [_table(session, keys, 1 if keys == LARGE else options.rounds) for keys in sizes]
+        tables = [_table(session, keys, 1 if keys == LARGE else options.rounds) for keys in SIZES]
     finally:
         session.stop()
     return [*tables, _of_many_stores(options.rounds)]

@@ -142,6 +142,14 @@ PARTS = (
         bad=r"^ *[\d.]+ s  \S.*  FAILED$",
         needs=("sparks",),
     ),
+    # Whether each still runs. One round says nothing about speed.
+    Part(
+        "benchmarks",
+        9,
+        commands=("{python} -m benchmarks --rounds 1",),
+        counts=r"^  (on .+ cores, .+|\w+ failed)$",
+        bad=r"^  \w+ failed$",
+    ),
 )
 
 

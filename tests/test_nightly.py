@@ -15,7 +15,7 @@ import pytest
 from tests import nightly
 from tests.nightly import PARTS, REPOSITORY, Night, Part, Row, run, selected
 
-NO_TESTS = {"env", "run", "platform", "lint", "lock", "sparks", "pictures", "benchmarks", "docs", "docs-serve"}
+NO_TESTS = {"env", "run", "platform", "lint", "lock", "sparks", "pictures", "docs", "docs-serve"}
 OF_CI = {"test"}
 
 
