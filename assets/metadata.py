@@ -21,7 +21,7 @@ from statekeeper.statestore.contents.sizes import SnapshotSizes
 from statekeeper.statestore.maintenance.upkeep.audit import Finding, Severity
 from statekeeper.statestore.maintenance.upkeep.retention import Amount, Deleted
 from statekeeper.statestore.maintenance.upkeep.snapshot import Taken
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import upkeep as as_json
 from statekeeper.statestore.maintenance.verbs.audit import Looked
 from statekeeper.statestore.maintenance.verbs.report import Figure, Report, Table
 from statekeeper.statestore.storage.query_metrics import Prices, QueryMetrics

@@ -271,6 +271,8 @@ def _table(ours: list[Ours], sparks: list[Sparks]) -> Table:
             "larger state, because the rows are in more blocks than the cache holds.",
             "background: average background work per batch, in ms. Every few batches the local copy is advanced. Eight "
             "SST files are merged, which rewrites the whole state.",
+            "With 10,000 keys, load replays up to 16 changelogs, and with more keys up to 4: the local copy is advanced "
+            "when 20,000 keys have changed, at the latest after 16 batches.",
             f"A round is {BATCHES_A_ROUND} batches of each size without a pause, first with Statekeeper, then with Spark. "
             "A background thread advances the local copies, as in a Spark worker.",
             "Spark: its `RocksDB` class in structure V2 with changelogs, called through py4j, with the same first "

@@ -27,7 +27,7 @@ from statekeeper.statestore.cli.rows import (
 from statekeeper.statestore.contents.differences import Change, Difference, Differences
 from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import differences as as_json
 from statekeeper.statestore.maintenance.verbs.report import when
 
 _COLUMNS = ("change", "key", "before", "after")

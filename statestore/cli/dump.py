@@ -19,7 +19,6 @@ from statekeeper.statestore.cli.rows import (
     RowOutput,
     Sink,
     Tables,
-    as_line,
     chosen,
     family_option,
     limit_option,
@@ -28,6 +27,7 @@ from statekeeper.statestore.cli.rows import (
     side_by_side,
     store_option,
 )
+from statekeeper.statestore.cli.tables import as_line
 from statekeeper.statestore.contents.rows import Contents, Layout, contents_at, opened
 from statekeeper.statestore.format.names import StorePath
 from statekeeper.statestore.format.plain_values import grouped, plain_rows

@@ -13,7 +13,7 @@ from rich.text import Text
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import TALK, Output
 from statekeeper.statestore.cli.group import arguments_of
-from statekeeper.statestore.cli.rows import cell
+from statekeeper.statestore.cli.tables import cell
 from statekeeper.statestore.maintenance.verbs.contract import Prepared
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, way_back
 

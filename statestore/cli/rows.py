@@ -16,6 +16,7 @@ from statekeeper.statestore.base.redaction import printable
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import error_object, progress_bar, result_has_begun, say
 from statekeeper.statestore.cli.group import errors_as_json
+from statekeeper.statestore.cli.tables import as_line, cell
 from statekeeper.statestore.cli.terminal import Terminal
 from statekeeper.statestore.contents.rows import Contents, Layout, layout
 from statekeeper.statestore.format import names
@@ -85,20 +86,6 @@ def chosen(contents: Contents, wanted: Sequence[str], family: str | None) -> dic
 def _is_meant(wanted: str, store: StorePath) -> bool:
     full = wanted.rstrip("/") if wanted.startswith(f"{names.STATE}/") else f"{names.STATE}/{wanted.rstrip('/')}"
     return store.folder == full or store.folder.startswith(f"{full}/")
-
-
-_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def cell(value: Any) -> str:
-    """A value in a table."""
-    return value if isinstance(value, str) else as_line(value)
-
-
-def as_line(value: Any) -> str:
-    """A value as JSON in one line. Characters that a terminal would interpret are escapes, as in `as_json`."""
-    line = _ENCODED(value)
-    return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def _write(text: str) -> None:

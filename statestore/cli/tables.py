@@ -17,11 +17,23 @@ ROWS = 50
 _TEXTS = ("action", "reason", "rule", "problem", "source", "path", "file")
 _PATHS = ("path", "file", "root")
 """Columns whose cells are wrapped, because a shortened path cannot be copied."""
+_ENCODED = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def as_json(result: dict[str, Any]) -> str:
     """The result as indented JSON."""
     return json.dumps(result, indent=1)
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    return value if isinstance(value, str) else as_line(value)
+
+
+def as_line(value: Any) -> str:
+    """A value as JSON in one line. Characters that a terminal would interpret are escapes, as in `as_json`."""
+    line = _ENCODED(value)
+    return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def plain(text: str) -> Text:

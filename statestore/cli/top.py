@@ -15,7 +15,8 @@ from statekeeper.statestore.base.messages import counted
 from statekeeper.statestore.cli import tables
 from statekeeper.statestore.cli.common import Opened, Output, output_option, scratch_option
 from statekeeper.statestore.cli.roots import several_roots
-from statekeeper.statestore.cli.rows import as_line, chosen, restored_bar
+from statekeeper.statestore.cli.rows import chosen, restored_bar
+from statekeeper.statestore.cli.tables import as_line
 from statekeeper.statestore.contents.rows import contents_at
 from statekeeper.statestore.contents.sizes import Growth
 from statekeeper.statestore.contents.top import KeyBytes, Top, TopOfState, look

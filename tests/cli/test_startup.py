@@ -37,6 +37,8 @@ OTHER_SYSTEMS = frozenset(
 ROWS = frozenset({"rocksdict", "pyarrow.compute", "pyarrow.parquet", "asyncio", "filelock", "loky", "multiprocessing"})
 """What reading or writing the rows of a state takes."""
 ARROW = frozenset({"numpy", "pyarrow"})
+OTHER_ROOMS = ("copies", "rewrites", "rollback")
+"""Rooms of `maintenance` that no verb of upkeep needs."""
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "checkpoints" / "spark-4.2.0-v2-aggregation.zip"
 
 _RUN = """
@@ -66,6 +68,21 @@ def test_a_short_look_at_a_local_checkpoint_imports_no_engine(
     """The audit reads the schemas of Spark's state, which takes Arrow."""
     zipfile.ZipFile(CHECKPOINT).extractall(tmp_path)
     assert _imported(verb, tmp_path / "checkpoint") & (OTHER_SYSTEMS | ROWS | ARROW) == needed
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "module", "needed"),
+    [("snapshot", ("--dry-run",), "snapshot", frozenset()), ("gc", (), "retention", ARROW)],
+)
+def test_the_plan_of_a_verb_of_upkeep_imports_no_engine_and_no_room_of_other_verbs(
+    verb: str, options: tuple[str, ...], module: str, needed: frozenset[str], tmp_path: Path
+) -> None:
+    """`gc` audits."""
+    zipfile.ZipFile(CHECKPOINT).extractall(tmp_path)
+    found = _imported(verb, tmp_path / "checkpoint", *options)
+    assert f"statekeeper.statestore.maintenance.verbs.{module}" in found
+    assert found & (OTHER_SYSTEMS | ROWS | ARROW) == needed
+    assert found & {f"statekeeper.statestore.maintenance.{room}" for room in OTHER_ROOMS} == set()
 
 
 def test_each_verb_of_the_command_line_is_listed_in_its_help() -> None:

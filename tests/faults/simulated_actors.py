@@ -17,7 +17,7 @@ from statekeeper.statestore.format.snapshot import Snapshot, SnapshotMetadata, T
 from statekeeper.statestore.maintenance.executors import LocalExecutor
 from statekeeper.statestore.maintenance.records import lease
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import upkeep as as_json
 from statekeeper.statestore.storage import Storage
 from statekeeper.statestore.store.state_store import BatchLogPart, StateStore
 from tests.faults.promises import Lost

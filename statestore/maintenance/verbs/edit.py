@@ -14,7 +14,7 @@ from statekeeper.statestore.maintenance.rewrites.edits import Edit as Goal
 from statekeeper.statestore.maintenance.rewrites.edits import EditPlan
 from statekeeper.statestore.maintenance.rewrites.edits.tables import edit_of
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import rewrites as as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option

@@ -17,7 +17,8 @@ from statekeeper.statestore.maintenance.rewrites import migration
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.rewrites.migration import Migrate as Goal
 from statekeeper.statestore.maintenance.rewrites.migration import MigrationPlan
-from statekeeper.statestore.maintenance.verbs import as_json, guards
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.as_json import rewrites as as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work
 from statekeeper.statestore.maintenance.verbs.guards import Refusals

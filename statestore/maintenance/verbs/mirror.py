@@ -12,7 +12,8 @@ from statekeeper.statestore.maintenance.copies import clones, mirrors
 from statekeeper.statestore.maintenance.copies.clones import CopyFile, Way
 from statekeeper.statestore.maintenance.copies.mirrors import CleanupPlan, Lag, MirrorFacts, MirrorPlan
 from statekeeper.statestore.maintenance.records.history import Json, recorded
-from statekeeper.statestore.maintenance.verbs import as_json, guards
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.as_json import copies as as_json
 from statekeeper.statestore.maintenance.verbs.clone import Copy, by_way, files_by_part, is_settled
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Work

@@ -21,7 +21,7 @@ from statekeeper.statestore.maintenance.rollback.repair import (
 )
 from statekeeper.statestore.maintenance.upkeep import audit
 from statekeeper.statestore.maintenance.upkeep.audit import Severity
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import rollback as as_json
 from statekeeper.statestore.maintenance.verbs.audit import judged
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option

@@ -24,7 +24,8 @@ from statekeeper.statestore.maintenance.upkeep.retention import (
     RetentionPlan,
     Rule,
 )
-from statekeeper.statestore.maintenance.verbs import as_json, contract, guards
+from statekeeper.statestore.maintenance.verbs import contract, guards
+from statekeeper.statestore.maintenance.verbs.as_json import upkeep as as_json
 from statekeeper.statestore.maintenance.verbs.audit import judged
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work, prepare

@@ -35,7 +35,8 @@ from statekeeper.statestore.maintenance.rollback.rewind import (
     batch_at,
     client_properties,
 )
-from statekeeper.statestore.maintenance.verbs import as_json, guards
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.as_json import rollback as as_json
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.options import option
 from statekeeper.statestore.maintenance.verbs.report import Report, Table, as_objects, decimal

@@ -27,7 +27,7 @@ from statekeeper.statestore.maintenance.rewrites.evolution import read_schema_fi
 from statekeeper.statestore.maintenance.rewrites.kinds import STEPS
 from statekeeper.statestore.maintenance.rewrites.whole_stores import FileSinkPlan, Goal, RewritePlan
 from statekeeper.statestore.maintenance.rewrites.whole_stores import file_sink as file_sinks
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import rewrites as as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import CompletesRewrites, Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.options import FILE_SINK, FOR_SPARK, option

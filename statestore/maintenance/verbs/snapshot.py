@@ -26,7 +26,8 @@ from statekeeper.statestore.maintenance.upkeep.snapshot import (
     Taken,
     TakeSnapshot,
 )
-from statekeeper.statestore.maintenance.verbs import as_json, guards
+from statekeeper.statestore.maintenance.verbs import guards
+from statekeeper.statestore.maintenance.verbs.as_json import upkeep as as_json
 from statekeeper.statestore.maintenance.verbs.config import Mode
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run, Verb, Work
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option

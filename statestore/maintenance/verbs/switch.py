@@ -13,7 +13,7 @@ from statekeeper.statestore.maintenance.records.history import Json
 from statekeeper.statestore.maintenance.rewrites import engine, switchover
 from statekeeper.statestore.maintenance.rewrites.engine import Progress
 from statekeeper.statestore.maintenance.rewrites.switchover import SwitchPlan
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import rewrites as as_json
 from statekeeper.statestore.maintenance.verbs.audit import policy_of
 from statekeeper.statestore.maintenance.verbs.contract import Prepared, Run
 from statekeeper.statestore.maintenance.verbs.options import FOR_SPARK, option

@@ -12,7 +12,7 @@ from statekeeper.statestore.format.names import StorePath, VersionId
 from statekeeper.statestore.maintenance.records.history import History, PlannedSnapshot
 from statekeeper.statestore.maintenance.upkeep import retention, snapshot
 from statekeeper.statestore.maintenance.upkeep.retention import Deleted, RetentionFacts, RetentionPolicy, last_pass
-from statekeeper.statestore.maintenance.verbs import as_json
+from statekeeper.statestore.maintenance.verbs.as_json import upkeep as as_json
 from statekeeper.statestore.storage import Kind, Storage, open_storage
 from tests.support import runs
 from tests.support.checkpoints import Checkpoint
