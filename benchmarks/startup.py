@@ -39,6 +39,8 @@ def run(options: argparse.Namespace) -> list[Table]:
             "statekeeper --help": [*command, "--help"],
             "statekeeper inspect": [*command, "inspect", str(root.folder)],
             "statekeeper audit": [*command, "audit", str(root.folder)],
+            "statekeeper snapshot --dry-run": [*command, "snapshot", str(root.folder), "--dry-run"],
+            "statekeeper gc": [*command, "gc", str(root.folder)],
         }
         for arguments in commands.values():
             _cpu_seconds(arguments)  # writes the bytecode
@@ -67,6 +69,8 @@ def _table(samples: dict[str, list[list[float]]], rounds: int) -> Table:
         "statekeeper --help": _FREE_SECONDS,
         "statekeeper inspect": _LOOK_SECONDS,
         "statekeeper audit": _LOOK_SECONDS,
+        "statekeeper snapshot --dry-run": _LOOK_SECONDS,
+        "statekeeper gc": _LOOK_SECONDS,
     }
     return Table(
         title=f"CPU of one process, state root with {STORES} stores and {BATCHES} batches on local disk",
