@@ -489,10 +489,31 @@ class S3Storage(OpenedStore):
         return sorted(name for name in found if name and not name.startswith("."))
 
     def stat(self, path: str) -> Entry | None:
-        found = self._head(path)
-        return found and Entry(
-            path, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"].strip('"')
-        )
+        key = self._key(path)
+
+        def here(store: S3Store) -> Entry:
+            return replace(self._reads.head_here(store, key), path=path)
+
+        async def call(client: Any) -> Entry:
+            found = await client.head_object(Bucket=self._bucket, Key=key)
+            return Entry(path, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"].strip('"'))
+
+        async def call_for_bucket(client: Any) -> None:
+            await client.head_bucket(Bucket=self._bucket)
+
+        try:
+            return self._request(Kind.STAT, path, call, here=here)
+        except ObjectMissing:
+            # A 404 to HEAD has no body to distinguish a missing object from a missing bucket, and a misspelt bucket
+            # must not look like a new, empty root.
+            if not self._bucket_seen:
+                try:
+                    self._request(Kind.STAT, path, call_for_bucket)
+                except ObjectMissing as error:
+                    raise BucketMissing(
+                        "the bucket does not exist", path=self.url, hint="create it, or correct the URL"
+                    ) from error
+            return None
 
     def delete(self, paths: Iterable[str]) -> None:
         keys = iter([self._key(path) for path in paths])
@@ -630,29 +651,6 @@ class S3Storage(OpenedStore):
             send, self.requests, is_final=is_answer, discard=lambda answer: answer["Body"].close()
         )
 
-    def _head(self, path: str) -> Any:
-        key = self._key(path)
-
-        async def call(client: Any) -> Any:
-            return await client.head_object(Bucket=self._bucket, Key=key)
-
-        async def call_for_bucket(client: Any) -> None:
-            await client.head_bucket(Bucket=self._bucket)
-
-        try:
-            return self._request(Kind.STAT, path, call)
-        except ObjectMissing:
-            # A 404 to HEAD has no body to distinguish a missing object from a missing bucket, and a misspelt bucket
-            # must not look like a new, empty root.
-            if not self._bucket_seen:
-                try:
-                    self._request(Kind.STAT, path, call_for_bucket)
-                except ObjectMissing as error:
-                    raise BucketMissing(
-                        "the bucket does not exist", path=self.url, hint="create it, or correct the URL"
-                    ) from error
-            return None
-
     def _put(self, kind: Kind, path: str, data: bytes, **how: str) -> None:
         key = self._key(path)
 
@@ -724,13 +722,13 @@ class S3Storage(OpenedStore):
     def _compare(self, path: str, content: Content) -> Created:
         """Return SAME if the object has this content, else raise AlreadyExists. Raises StorageError if it cannot be
         read."""
-        found = self._head(path)
+        found = self.stat(path)
         shown = self._shown(path)
         if found is None:
             raise StorageError("is missing, although the storage reported that it exists", path=shown, hint="try again")
-        if found["ContentLength"] == content.size_bytes:
+        if found.size_bytes == content.size_bytes:
             # An equal ETag saves the download. Equal bytes can have different ETags: with KMS, or uploaded in other pieces.
-            same = found["ETag"].strip('"') == content.etag()
+            same = found.etag == content.etag()
             if same or content.equals(lambda start, length: self.read_range(path, start, length)):
                 return Created.SAME
         raise another_exists(shown)

@@ -3,9 +3,9 @@
 Maintenance reads a small file for each store and batch, so the CPU of a request is most of its cost.
 
 botocore remains the reference. It knows every kind of endpoint, credential and redirect. So what is sent here is only what
-both do alike: a GET of an object, a listing of a folder, and a create-if-absent. An error that is not plainly an answer of
-the store is asked again with botocore, and if only botocore succeeds `FAILURES_IN_A_ROW` times in a row, it gets all
-requests for a while.
+both do alike: a GET and a HEAD of an object, a listing of a folder, and a create-if-absent. An error that is not plainly
+an answer of the store is asked again with botocore, and if only botocore succeeds `FAILURES_IN_A_ROW` times in a row, it
+gets all requests for a while.
 
 A request that may be hedged is a coroutine in the event loop of the client. Others are sent by the thread that needs the
 answer, which saves half of their CPU.
@@ -84,6 +84,7 @@ class QuickReads:
         self._read_timeout_seconds = read_timeout_seconds
         self._opened: _Opened | None = None
         self._failed, self._off_until = 0, 0.0
+        self._has_answered = False
 
     async def first(
         self,
@@ -105,9 +106,9 @@ class QuickReads:
             self._has_failed(error)
             return found
         except ClientError:
-            self._failed = 0
+            self._has_succeeded()
             raise
-        self._failed = 0
+        self._has_succeeded()
         return answer
 
     def opened(self) -> S3Store | None:
@@ -130,9 +131,9 @@ class QuickReads:
             self._has_failed(error)
             return found
         except ClientError:
-            self._failed = 0
+            self._has_succeeded()
             raise
-        self._failed = 0
+        self._has_succeeded()
         return answer
 
     async def _store(self, client: Any) -> S3Store | None:
@@ -210,6 +211,16 @@ class QuickReads:
         except FAILURES as error:
             raise _answer(error, "GetObject") or error from None
 
+    def head_here(self, store: S3Store, key: str) -> Entry:
+        """Send a HEAD of an object, in the calling thread. The path is its key."""
+        try:
+            return _entry(store.head(key))
+        except FileNotFoundError as error:
+            # A 404 to HEAD has no body that says who answers. Before the first plain answer of the store, botocore does.
+            if not self._has_answered:
+                raise
+            raise _client_error("404", 404, error, "HeadObject") from None
+
     async def pieces(self, answer: GetResult, piece_bytes: int) -> AsyncIterator[bytes]:
         """Read the body of a GET in pieces of at least this size, except for the last."""
         stream = answer.stream(min_chunk_size=piece_bytes)
@@ -253,6 +264,9 @@ class QuickReads:
         except FAILURES as error:
             raise _answer(error, "PutObject") or error from None
 
+    def _has_succeeded(self) -> None:
+        self._failed, self._has_answered = 0, True
+
     def _has_failed(self, error: Exception) -> None:
         """Note a request that failed here and that botocore made."""
         if isinstance(error, NotPlain):
@@ -266,11 +280,13 @@ class QuickReads:
         _LOG.info("requests to the bucket %s use botocore for %.0f s: %s", self._bucket, OFF_SECONDS, error)
 
 
+def _entry(found: ObjectMeta) -> Entry:
+    etag = str(found["e_tag"] or "").strip('"')
+    return Entry(found["path"], found["size"], found["last_modified"].timestamp(), etag)
+
+
 def _entries(found: Sequence[ObjectMeta], where: str) -> list[Entry]:
-    entries = [
-        Entry(one["path"], one["size"], one["last_modified"].timestamp(), str(one["e_tag"] or "").strip('"'))
-        for one in found
-    ]
+    entries = list(map(_entry, found))
     # Plans without a step have an empty outcome; no folder has such a name.
     if any(not one.size_bytes and not one.path.endswith(".jsonl") for one in entries):
         raise NotPlain(f"{where} has an object without bytes")

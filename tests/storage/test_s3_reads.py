@@ -72,6 +72,7 @@ def test_all_ways_show_the_same_for_each_name(name: str, folder: str, s3_server:
     assert quick == in_loop == slow
     assert quick[:3] == (b"bytes", b"yte", b"bytes")
     assert [entry.path for entry in quick[3]] == [name]
+    assert storage.stat(name) == quick[3][0]
 
 
 @pytest.mark.parametrize("is_hurried", [False, True])
@@ -84,6 +85,39 @@ def test_reads_are_made_by_object_store(s3_server: S3Server, tmp_path: Path, *, 
     finally:
         s3_server.rejects_agent = None
     assert storage.requests.snapshot() == RequestCounts(read=3, create=1, list=1, bytes_read=13, bytes_written=5)
+
+
+def test_a_head_without_hedging_is_made_by_object_store_and_shows_the_same_as_botocore(s3_server: S3Server) -> None:
+    storage = opened(s3_server)
+    storage.create("name", b"bytes")
+    s3_server.rejects_agent = "Botocore"
+    try:
+        quick, missing = storage.stat("name"), storage.stat("missing")
+    finally:
+        s3_server.rejects_agent = None
+    assert missing is None
+    assert storage.requests.snapshot().stat == 2
+    s3_server.rejects_agent = "object_store"
+    try:
+        assert (storage.stat("name"), storage.stat("missing")) == (quick, None)
+    finally:
+        s3_server.rejects_agent = None
+    assert quick in storage.list("")
+
+
+def test_a_missing_object_is_asked_of_botocore_until_object_store_has_had_an_answer(s3_server: S3Server) -> None:
+    bucket = s3_server.make_bucket()
+    s3_server.rejects_agent = "object_store"
+    try:
+        storage = opened(s3_server, bucket=bucket)
+    finally:
+        s3_server.rejects_agent = None
+    assert storage.stat("missing") is None
+    # One of object_store, one of botocore, and one of the bucket.
+    assert storage.requests.snapshot().stat == 3
+    storage.list("")
+    assert storage.stat("missing") is None
+    assert storage.requests.snapshot().stat == 4
 
 
 def test_a_create_without_hedging_is_made_by_object_store_and_never_replaces(s3_server: S3Server) -> None:
