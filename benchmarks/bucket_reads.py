@@ -1,4 +1,4 @@
-"""CPU of reads, listings and creates of a bucket, with `object_store` and with botocore, which makes those it cannot make.
+"""CPU of requests to a bucket, with `object_store` and with botocore, which makes those that it cannot make.
 
 All are requests of `statekeeper`: without hedging in the calling thread, with hedging in an event loop. The last bucket has
 an underscore in its name, and such a bucket is left to botocore.
@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> list[Table]:
             f"read of {len(_BYTES)} bytes": (_read, _READS),
             f"listing of {_LISTED:,} objects": (_list, 1),
             f"create of {len(_BYTES)} bytes": (_create, _READS),
+            "HEAD of an object": (_stat, _READS),
         }
         samples: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in storages} for what in works}
         for storage in storages.values():
@@ -59,9 +60,9 @@ def run(options: argparse.Namespace) -> list[Table]:
             columns=["", *storages, "botocore / calling thread"],
             rows=rows,
             notes=[
-                f"{options.rounds} rounds. In each: {_READS:,} reads and creates, eight at a time, and a listing of "
+                f"{options.rounds} rounds. In each: {_READS:,} reads, creates and HEADs, eight at a time, and a listing of "
                 f"{_LISTED:,} objects. Calling thread: object_store without hedging, as maintenance uses it. Event loop: "
-                "with hedging, as jobs use it, where botocore makes the creates.",
+                "with hedging, as jobs use it, where botocore makes the creates and the HEADs.",
                 "User and system time of all threads of the reading process. The S3 server is another process.",
             ],
         )
@@ -103,6 +104,13 @@ def _create(storage: Storage) -> None:
         storage.create(f"created/{next(_NUMBERS)}", _BYTES)
 
     at_once(create, range(_READS))
+
+
+def _stat(storage: Storage) -> None:
+    def stat(number: int) -> None:
+        assert storage.stat(f"read/{number % 100}") is not None
+
+    at_once(stat, range(_READS))
 
 
 def _list(storage: Storage) -> None:
