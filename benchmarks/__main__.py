@@ -204,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             tables: list[Table] = importlib.import_module(f"benchmarks.{name}").run(options)
         except Exception:  # noqa: BLE001 - the others run
+            other_work.share()
             traceback.print_exc()
             print(f"  {name} failed\n", flush=True)
             failed.append(name)

@@ -177,8 +177,10 @@ def _sparks_maintenance() -> _Cost:
     try:
         spark = session(server)
         rows, keys = MEASURED_STORES * _KEYS, MEASURED_STORES * _KEYS * _BATCHES_OF_KEYS
-        side = priced(spark, server, SPARK_DEFAULTS, outside=False, rows=rows, keys=keys)
-        spark.stop()
+        try:
+            side = priced(spark, server, SPARK_DEFAULTS, outside=False, rows=rows, keys=keys)
+        finally:
+            spark.stop()
     finally:
         server.stop()
     batches = QUERIES * 3600 / BATCH_SECONDS

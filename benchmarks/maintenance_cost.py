@@ -49,9 +49,11 @@ def run(options: argparse.Namespace) -> list[Table]:
     server.start()
     try:
         spark = session(server)
-        with_defaults = priced(spark, server, SPARK_DEFAULTS, outside=False)
-        configured = priced(spark, server, FOR_STATEKEEPER, outside=True)
-        spark.stop()
+        try:
+            with_defaults = priced(spark, server, SPARK_DEFAULTS, outside=False)
+            configured = priced(spark, server, FOR_STATEKEEPER, outside=True)
+        finally:
+            spark.stop()
     finally:
         server.stop()
     return [_price_table(with_defaults, configured)]

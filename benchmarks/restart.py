@@ -26,9 +26,11 @@ def run(options: argparse.Namespace) -> list[Table]:
     """Run the benchmark. The number of rounds is fixed: a round takes minutes."""
     del options
     spark = session()
-    with tempfile.TemporaryDirectory(prefix="statekeeper-restart-") as folder:
-        restarts = _restarts(spark, Path(folder))
-    spark.stop()
+    try:
+        with tempfile.TemporaryDirectory(prefix="statekeeper-restart-") as folder:
+            restarts = _restarts(spark, Path(folder))
+    finally:
+        spark.stop()
     return [_restart_table(restarts)]
 
 

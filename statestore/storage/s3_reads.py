@@ -49,6 +49,7 @@ _REGIONS = {None: "us-east-1", "aws-global": "us-east-1"}
 """The regions of signatures for what botocore calls a region and is none."""
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ANSWER = re.compile(r"status code: (?P<status>\d{3})[\s\S]*?<Code>(?P<code>\w+)</Code>")
+_STATUS = re.compile(r"status code: (\d{3})")
 _CONFLICT = "status code: 412"
 _SAME_FOR_ALL_CLIENTS = frozenset({404, 416, 429, 500, 502, 503, 504})
 """Statuses that do not depend on how the request was signed or addressed."""
@@ -214,12 +215,16 @@ class QuickReads:
     def head_here(self, store: S3Store, key: str) -> Entry:
         """Send a HEAD of an object, in the calling thread. The path is its key."""
         try:
-            return _entry(store.head(key))
-        except FileNotFoundError as error:
-            # A 404 to HEAD has no body that says who answers. Before the first plain answer of the store, botocore does.
-            if not self._has_answered:
+            found = store.head(key)
+        except FAILURES as error:
+            # The answer has no body that says who sent it. Before the first plain answer of the store, botocore is asked.
+            status = _STATUS.search(str(error)) if self._has_answered else None
+            if status is None or int(status[1]) not in _SAME_FOR_ALL_CLIENTS:
                 raise
-            raise _client_error("404", 404, error, "HeadObject") from None
+            raise _client_error(status[1], int(status[1]), error, "HeadObject") from None
+        if found["e_tag"] is None:
+            raise ValueError(f"the HEAD of {key} was answered without an ETag, so not by the store")
+        return _entry(found)
 
     async def pieces(self, answer: GetResult, piece_bytes: int) -> AsyncIterator[bytes]:
         """Read the body of a GET in pieces of at least this size, except for the last."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import s3fs
+from obstore.store import S3Store
 
 from statekeeper.statestore.base.errors import AccessDenied, AlreadyExists, BucketMissing, ObjectMissing
 from statekeeper.statestore.storage import RequestCounts, Storage, open_storage, s3_reads
 from statekeeper.statestore.storage.base import Created, Entries
+from statekeeper.statestore.storage.s3_reads import QuickReads
 from tests.support.s3_server import S3Server, Wire
 
 NAMES = [
@@ -118,6 +123,48 @@ def test_a_missing_object_is_asked_of_botocore_until_object_store_has_had_an_ans
     storage.list("")
     assert storage.stat("missing") is None
     assert storage.requests.snapshot().stat == 4
+
+
+def test_a_head_that_the_store_throttles_is_an_answer_and_is_sent_again_after_a_pause(s3_server: S3Server) -> None:
+    storage = opened(s3_server)
+    storage.create("name", b"bytes")
+    storage.read("name")
+    s3_server.next("HEAD", "root/name", Wire.REFUSE, times=s3_reads.FAILURES_IN_A_ROW)
+    s3_server.rejects_agent = "Botocore"
+    try:
+        assert storage.stat("name") is not None
+    finally:
+        s3_server.rejects_agent = None
+    counts = storage.requests.snapshot()
+    assert counts.stat == s3_reads.FAILURES_IN_A_ROW + 1
+    assert counts.wait_seconds > 0
+
+
+class _LoginPage(BaseHTTPRequestHandler):
+    """Answers each request as a login page does, not as S3 does."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "123")
+        self.end_headers()
+
+
+def test_a_head_that_is_not_answered_by_a_store_is_no_object() -> None:
+    server = HTTPServer(("127.0.0.1", 0), _LoginPage)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        store = S3Store(
+            "bucket",
+            endpoint=f"http://127.0.0.1:{server.server_port}",
+            client_options={"allow_http": True},
+            skip_signature=True,
+        )
+        reads = QuickReads("bucket", s3fs.S3FileSystem(), connect_timeout_seconds=5, read_timeout_seconds=5)
+        with pytest.raises(ValueError, match="without an ETag"):
+            reads.head_here(store, "root/name")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_create_without_hedging_is_made_by_object_store_and_never_replaces(s3_server: S3Server) -> None:
