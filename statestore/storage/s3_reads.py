@@ -213,7 +213,10 @@ class QuickReads:
             raise _answer(error, "GetObject") or error from None
 
     def head_here(self, store: S3Store, key: str) -> Entry:
-        """Send a HEAD of an object, in the calling thread. The path is its key."""
+        """Send a HEAD of an object, in the calling thread. The path of the entry is the key.
+
+        Raises `ClientError` for an answer of the store, and one of `FAILURES` for what botocore must be asked.
+        """
         try:
             found = store.head(key)
         except FAILURES as error:
